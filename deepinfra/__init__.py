@@ -1,0 +1,56 @@
+"""deepinfra: the whole LLM serving stack as an async framework of six swappable parts.
+
+Names are loaded when first used: `import deepinfra` loads no torch, no starlette and no plug-in.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deepinfra.api.app import asgi
+    from deepinfra.config import from_toml
+    from deepinfra.core.conversation import Conversation, Message, TextPart
+    from deepinfra.core.request import GenerateRequest, TextInput
+    from deepinfra.core.sampling import SamplingParams
+    from deepinfra.engine import Engine, Pool
+
+__all__ = (
+    "Conversation",
+    "Engine",
+    "GenerateRequest",
+    "Message",
+    "Pool",
+    "SamplingParams",
+    "TextInput",
+    "TextPart",
+    "__version__",
+    "asgi",
+    "from_toml",
+)
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Conversation": "deepinfra.core.conversation",
+    "Engine": "deepinfra.engine",
+    "GenerateRequest": "deepinfra.core.request",
+    "Message": "deepinfra.core.conversation",
+    "Pool": "deepinfra.engine",
+    "SamplingParams": "deepinfra.core.sampling",
+    "TextInput": "deepinfra.core.request",
+    "TextPart": "deepinfra.core.conversation",
+    "asgi": "deepinfra.api.app",
+    "from_toml": "deepinfra.config",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'deepinfra' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

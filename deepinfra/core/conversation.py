@@ -1,0 +1,115 @@
+"""A conversation, free of any wire protocol: what a Recipe renders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = (
+    "Constraint",
+    "ContentPart",
+    "Conversation",
+    "JsonValue",
+    "MediaPart",
+    "Message",
+    "Role",
+    "TextPart",
+    "ToolCall",
+    "ToolChoice",
+    "ToolDefinition",
+)
+
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of text exactly as the client sent it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaPart:
+    """An image, a sound or a file: its bytes, their SHA-256 (part of block keys) and media type."""
+
+    data: bytes
+    digest: bytes
+    media_type: str
+
+
+ContentPart: TypeAlias = TextPart | MediaPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call in the history; `arguments` is JSON text as it was written (numbers keep their digits)."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolDefinition:
+    """A tool that the model may call; `parameters` is a JSON Schema with its keys in the order received."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, JsonValue] | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """Whether tools may, must or must not be called; `names` limits which."""
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    names: tuple[str, ...] = ()
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn. `tool_call_id` belongs to role `tool`; `prefix` marks a last assistant turn to be continued."""
+
+    role: Role
+    content: tuple[ContentPart, ...] = ()
+    name: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    is_error: bool = False
+    prefix: bool = False
+
+    @property
+    def text(self) -> str:
+        """The text parts joined without a separator."""
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """What the output must match, as text; compiled by the engine, stated by the recipe or the request."""
+
+    kind: Literal["json", "json_schema", "regex", "grammar"]
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Everything a recipe needs to render a prompt.
+
+    `effort` is the reasoning effort asked for (`None` = the model's default, `"none"` = off); `template_options`
+    are extra names a chat template may read.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolDefinition, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    constraint: Constraint | None = None
+    effort: str | None = None
+    template_options: Mapping[str, JsonValue] | None = None

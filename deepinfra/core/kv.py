@@ -1,0 +1,270 @@
+"""KV as data: who owns it (namespace), what it is called (keys), how it is laid out, and what stores exchange.
+
+A block's key is a SHA-256 chain: H(parent key, the block's token ids, digests of media inside it), rooted in the
+digest of a `Namespace`. Everything that decides what the stored bytes mean, and whose they are, is in the namespace;
+one function serves device, RAM, disk, peers and routers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from deepinfra.core.ids import BlockKey
+
+__all__ = (
+    "FORMAT_VERSION",
+    "FRAME_NBYTES",
+    "Forgotten",
+    "KVGroup",
+    "KVLayout",
+    "KVRecord",
+    "KVStats",
+    "Loaded",
+    "Match",
+    "Namespace",
+    "NamespaceFilter",
+    "RecordRef",
+    "Retention",
+    "TierHit",
+    "block_keys",
+    "namespace_digest",
+    "root_key",
+)
+
+FORMAT_VERSION = 1
+"""Of keys, frames and payload order; a change makes every older record a miss."""
+
+FRAME_NBYTES = 128
+"""Bytes that the engine's frame takes before a record's payload; see `engine.frames`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """Everything besides the tokens that decides what a record's bytes mean, and whose they are.
+
+    Attributes:
+        weights: Fingerprint of the weights (content, not path).
+        adapter: Fingerprint of an adapter; empty for none.
+        recipe: Tokenizer and recipe version.
+        kv_dtype: Element type of the KV.
+        layout: `KVLayout.fingerprint`.
+        numerics: Mode that changes bits (`ordinary`, `batch-invariant`) and the replay mode.
+        tenant: Salt of the tenant; `public` is a tenant like any other.
+    """
+
+    weights: str
+    recipe: str
+    kv_dtype: str
+    layout: str
+    tenant: str
+    adapter: str = ""
+    numerics: str = "ordinary"
+
+
+def namespace_digest(namespace: Namespace) -> bytes:
+    """32 bytes that name a namespace; every field is framed by its length, so no two namespaces collide by joining."""
+    h = hashlib.sha256(b"deepinfra/namespace\0" + struct.pack("<I", FORMAT_VERSION))
+    for value in (
+        namespace.weights,
+        namespace.adapter,
+        namespace.recipe,
+        namespace.kv_dtype,
+        namespace.layout,
+        namespace.numerics,
+        namespace.tenant,
+    ):
+        data = value.encode()
+        h.update(struct.pack("<Q", len(data)))
+        h.update(data)
+    return h.digest()
+
+
+def root_key(namespace: Namespace) -> BlockKey:
+    """The parent of every first block in a namespace."""
+    return BlockKey(namespace_digest(namespace))
+
+
+def block_keys(
+    root: BlockKey,
+    tokens: Sequence[int],
+    block_size: int,
+    *,
+    known: Sequence[BlockKey] = (),
+    media: Sequence[tuple[int, bytes]] = (),
+) -> list[BlockKey]:
+    """Keys of all full blocks of `tokens`.
+
+    Args:
+        root: `root_key` of the namespace.
+        tokens: Token ids from position 0.
+        block_size: Tokens per block.
+        known: Keys already computed for a prefix of the same tokens; only the rest is hashed.
+        media: Digests of media with the token position each is bound to.
+
+    Returns:
+        `len(tokens) // block_size` keys.
+    """
+    keys = list(known[: len(tokens) // block_size])
+    parent = keys[-1] if keys else root
+    for start in range(len(keys) * block_size, len(tokens) - block_size + 1, block_size):
+        h = hashlib.sha256(parent)
+        h.update(array("I", tokens[start : start + block_size]).tobytes())
+        for position, digest in media:
+            if start <= position < start + block_size:
+                h.update(struct.pack("<I", position - start) + digest)
+        parent = BlockKey(h.digest())
+        keys.append(parent)
+    return keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGroup:
+    """Layers that keep KV in the same way.
+
+    `full` keeps every position in pages; `window` keeps the last `window` positions in a slot of the sequence;
+    `state` keeps one fixed record in that slot.
+    """
+
+    name: str
+    kind: Literal["full", "window", "state"]
+    layers: tuple[int, ...]
+    nbytes_per_token: int
+    window: int = 0
+    compress_rate: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """How an executor keeps KV.
+
+    Attributes:
+        block_size: Positions per block; a multiple of every group's `compress_rate`.
+        block_nbytes: Bytes of one block over all `full` groups, unsharded.
+        dtype: Element type (`float32`, `bfloat16`, `digest64`, ...).
+        groups: At least one; executors with only `full` groups need no snapshots.
+        snapshot_nbytes: Bytes of windows and states at one boundary; 0 with only `full` groups.
+    """
+
+    block_size: int
+    block_nbytes: int
+    dtype: str
+    groups: tuple[KVGroup, ...]
+    snapshot_nbytes: int = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of everything that decides the order of a record's bytes."""
+        text = repr((self.block_size, self.block_nbytes, self.dtype, self.groups, self.snapshot_nbytes))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long KV is worth keeping. `none` is never written to a store; `ttl_s` overrides the class's own."""
+
+    traffic: Literal["default", "agent", "chat", "none"] = "default"
+    ttl_s: float | None = None
+
+
+class RecordRef(NamedTuple):
+    """Name of a record: key, what it holds, and how many bytes (frame included) a store must deliver."""
+
+    key: BlockKey
+    kind: Literal["block", "snapshot", "tail"]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVRecord:
+    """A record on its way into a store.
+
+    Attributes:
+        ref: Its name and size.
+        parent: Key of the block before it (the namespace's root for the first).
+        namespace: `namespace_digest`, for quotas, `forget` and accounting.
+        tenant: Whose record.
+        model: The model's name, for `forget` and statistics only.
+        tokens: The block's token ids, so that a miss can be explained in text.
+        retention: How long to keep it.
+        data: Framed bytes, `ref.nbytes` long; the store may read them until `save` returns, not longer.
+    """
+
+    ref: RecordRef
+    parent: BlockKey
+    namespace: bytes
+    tenant: str
+    model: str
+    tokens: tuple[int, ...]
+    retention: Retention
+    data: memoryview
+
+
+class TierHit(NamedTuple):
+    """Leading records that one tier holds: how many, and seconds since the oldest was saved."""
+
+    tier: str
+    count: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Longest leading run of keys that a store holds.
+
+    Attributes:
+        refs: One per key of the run, in order; `load` takes any slice of it.
+        tiers: The run cut by tier; counts sum to `len(refs)`.
+        snapshots: Indices into the run after which a snapshot exists.
+        missed: Why the next key is no hit (`absent`, `expired`, `evicted`, `damaged`, `""` if all hit).
+    """
+
+    refs: tuple[RecordRef, ...] = ()
+    tiers: tuple[TierHit, ...] = ()
+    snapshots: tuple[int, ...] = ()
+    missed: str = "absent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Outcome of a load: how many leading records were delivered whole, and why it stopped (`""` = all)."""
+
+    count: int
+    stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceFilter:
+    """Which records: of one tenant, of one model, or of both; empty strings match all."""
+
+    tenant: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """What `forget` removed."""
+
+    records: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVStats:
+    """A store's own accounting; `nbytes` are bytes on disk or in RAM, dead bytes included."""
+
+    records: int = 0
+    nbytes: int = 0
+    capacity_nbytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    saved: int = 0
+    dropped: int = 0
+    damaged: int = 0
+    evicted: int = 0
+    expired: int = 0
+    by_tier: dict[str, int] = field(default_factory=dict)

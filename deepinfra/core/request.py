@@ -1,0 +1,132 @@
+"""A request at the engine's door, and the sequences it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from deepinfra.core.conversation import Constraint, Conversation
+from deepinfra.core.ids import RequestId, SeqId
+from deepinfra.core.kv import Retention
+from deepinfra.core.sampling import SamplingParams
+
+__all__ = ("CachedTokens", "FinishReason", "GenerateRequest", "Prompt", "PromptInput", "SeqSpec", "TextInput", "Usage")
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    """Bare text to be continued, without a chat template; markers in it stay text."""
+
+    text: str
+
+
+PromptInput: TypeAlias = Conversation | TextInput | tuple[int, ...]
+"""A conversation, bare text, or token ids as the client counted them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a recipe makes of a request's input.
+
+    Attributes:
+        ids: Token ids; control tokens appear only where the template put them.
+        control: Positions in `ids` of the control tokens, ascending.
+        text: The rendered text, for people and logs' lengths; never logged itself.
+        stop_ids: Ids that end an answer.
+        start: State in which the output parser begins (`text`, `reasoning`, `tool`), read from the rendered prompt.
+        constraint: What the output must match, if the conversation demands it.
+        breakpoints: Prompt lengths (in tokens) at which a cached prefix is likely to be reused.
+        media: SHA-256 digests of media, with the position each is bound to.
+    """
+
+    ids: tuple[int, ...]
+    control: tuple[int, ...] = ()
+    text: str = ""
+    stop_ids: frozenset[int] = frozenset()
+    start: str = "text"
+    constraint: Constraint | None = None
+    breakpoints: tuple[int, ...] = ()
+    media: tuple[tuple[int, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One request: what to continue and how.
+
+    Attributes:
+        input: A conversation, bare text or token ids.
+        sampling: How tokens are drawn.
+        n: Independent answers; each has its own draws.
+        seed: `None` lets the engine draw one; the answer's events carry what was used.
+        max_tokens: Upper bound of generated tokens per answer; `None` means as many as fit.
+        stop: Strings that end an answer; matched in answer text only, never returned.
+        stop_ids: Token ids that end an answer besides the model's own.
+        ignore_eos: Go on past the model's own end tokens (benchmarks).
+        tenant: Whose request; tenants share no cache.
+        retention: How long its KV is worth keeping.
+        priority: Higher runs sooner; aging keeps low ones alive.
+        deadline_s: Give up after this many seconds from admission.
+    """
+
+    input: PromptInput
+    sampling: SamplingParams = SamplingParams()
+    n: int = 1
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    constraint: Constraint | None = None
+    tenant: str = "public"
+    retention: Retention = field(default_factory=Retention)
+    priority: int = 0
+    deadline_s: float | None = None
+    request_id: RequestId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeqSpec:
+    """A sequence on its way into a pool; crosses processes.
+
+    `tokens` is the prompt plus whatever was generated before (after a handoff); `prompt_len` says where the prompt
+    ends. `max_tokens` counts generated tokens from `prompt_len` on.
+    """
+
+    seq: SeqId
+    tokens: tuple[int, ...]
+    prompt_len: int
+    max_tokens: int
+    seed: int
+    choice: int = 0
+    sampling: SamplingParams = SamplingParams()
+    stop_ids: frozenset[int] = frozenset()
+    tenant: str = "public"
+    retention: Retention = field(default_factory=Retention)
+    priority: int = 0
+    arrived_at: float = 0.0
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedTokens:
+    """Prompt tokens that were not computed, by the tier they came from."""
+
+    device: int = 0
+    store: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Tokens of all tiers."""
+        return self.device + sum(self.store.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one request, counted by the engine; `completion_tokens` sums over all answers."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    cached: CachedTokens = field(default_factory=CachedTokens)

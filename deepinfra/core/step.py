@@ -1,0 +1,232 @@
+"""One step of a pool: what a Scheduler sees and chooses, what an Executor is told, what comes back.
+
+Rows are NamedTuples of plain values, so that a plan crosses a process as msgpack. Read them by name only: new fields
+are appended with a default.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from deepinfra.core.experts import ExpertLoad, Placement
+from deepinfra.core.ids import BlockId, Epoch, SeqId
+from deepinfra.core.sampling import SamplingParams
+
+__all__ = (
+    "Choice",
+    "DoneRow",
+    "Fill",
+    "Grant",
+    "Job",
+    "MaskRows",
+    "RunRow",
+    "SeqFailure",
+    "SeqOpen",
+    "SeqOutput",
+    "StepPlan",
+    "StepReport",
+    "StepResult",
+    "StepView",
+    "TokenProbs",
+    "WorkItem",
+)
+
+
+# -- scheduler ------------------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """A sequence that asks to be scheduled.
+
+    `tokens` are known tokens (all need KV but the last sampled one); `cached` of them are expected from device or
+    store; `max_new` more may be generated. Times are seconds of the injected clock.
+    """
+
+    seq: SeqId
+    tokens: int
+    cached: int
+    max_new: int
+    arrived_at: float
+    tenant: str = "public"
+    priority: int = 0
+    deadline: float | None = None
+
+    @property
+    def uncached(self) -> int:
+        """Prompt tokens that must be computed, at least 1."""
+        return max(1, self.tokens - self.cached)
+
+
+class RunRow(NamedTuple):
+    """A sequence that holds blocks: `todo` known tokens lack KV (1 = it decodes), `drafts` are ready to verify."""
+
+    seq: SeqId
+    todo: int
+    length: int
+    blocks: int
+    drafts: int = 0
+
+
+class StepView(NamedTuple):
+    """What a Scheduler may know when it chooses.
+
+    `fetchable` are waiting sequences with blocks in the store whose load has not been started; `loading` ones are
+    best left alone until their load arrives (planned all the same, they compute those tokens instead).
+    """
+
+    now: float
+    step: int
+    max_step_tokens: int
+    max_seqs: int
+    block_size: int
+    num_blocks: int
+    free_blocks: int
+    running: tuple[RunRow, ...]
+    fetchable: frozenset[SeqId] = frozenset()
+    loading: frozenset[SeqId] = frozenset()
+
+
+class Grant(NamedTuple):
+    """A sequence and the most tokens it may compute in this step, drafts included."""
+
+    seq: SeqId
+    max_tokens: int
+
+
+class Choice(NamedTuple):
+    """A Scheduler's decision.
+
+    `run` in order of claim on blocks and budget; waiting sequences in it are opened. `preempt` are running sequences
+    that may lose their blocks if a claim does not fit, first victim first. `fetch` starts loads. `shed` ends waiting
+    sequences with `overloaded`.
+    """
+
+    run: tuple[Grant, ...] = ()
+    preempt: tuple[SeqId, ...] = ()
+    fetch: tuple[SeqId, ...] = ()
+    shed: tuple[SeqId, ...] = ()
+
+
+class DoneRow(NamedTuple):
+    """What one sequence did in a step: `length` positions from `start`, `drafts` of them unverified, `sampled` kept."""
+
+    seq: SeqId
+    start: int
+    length: int
+    drafts: int
+    sampled: int
+    opened: bool
+
+
+class StepReport(NamedTuple):
+    """What became of a Choice; `rows` of sequences that are over are included, `seconds` is the executor's time."""
+
+    step: int
+    seconds: float
+    rows: tuple[DoneRow, ...]
+    preempted: tuple[SeqId, ...] = ()
+    loaded: tuple[SeqId, ...] = ()
+
+
+# -- executor -------------------------------------------------------------------------------------
+
+
+class Fill(NamedTuple):
+    """Copy a staging slot's payload into a block, before anything of this step reads it."""
+
+    slot: int
+    block: BlockId
+
+
+class SeqOpen(NamedTuple):
+    """A whole record of a sequence, told once per epoch.
+
+    `blocks` are the first entries of its block table: published blocks to read only, then filled ones.
+    """
+
+    seq: SeqId
+    epoch: Epoch
+    tokens: tuple[int, ...]
+    prompt_len: int
+    blocks: tuple[BlockId, ...]
+    seed: int
+    choice: int = 0
+    sampling: SamplingParams = SamplingParams()
+
+
+class WorkItem(NamedTuple):
+    """Positions to compute for one sequence.
+
+    Computes `start .. start+length-1`; the last `len(drafts)` of them are unverified drafts proposed by the host.
+    Positions below `write_from` are computed without writing KV of full groups (their blocks are published).
+    `blocks` are appended to the block table. `samples` is false for a prefill chunk that is not the last.
+    """
+
+    seq: SeqId
+    epoch: Epoch
+    start: int
+    length: int
+    write_from: int
+    samples: bool
+    blocks: tuple[BlockId, ...] = ()
+    drafts: tuple[int, ...] = ()
+    head_drafts: int = 0
+
+
+class StepPlan(NamedTuple):
+    """One step, told as differences. Order of meaning: `closed`, `opened`, `fills`, `items`."""
+
+    step: int
+    items: tuple[WorkItem, ...]
+    opened: tuple[SeqOpen, ...] = ()
+    closed: tuple[SeqId, ...] = ()
+    fills: tuple[Fill, ...] = ()
+    masked: bool = False
+    placement: Placement | None = None
+
+
+class MaskRows(NamedTuple):
+    """Token masks for rows that sample: bit `t` of a row allows token `t`; rows are `ceil(vocab/8)` bytes each."""
+
+    seqs: tuple[SeqId, ...]
+    rows_per_seq: tuple[int, ...]
+    bits: bytes
+
+
+class TokenProbs(NamedTuple):
+    """Natural logarithm of the chosen token's probability, and (token, logprob) of the likeliest, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class SeqOutput(NamedTuple):
+    """What a sequence got: nothing (chunk), or accepted drafts and one more token.
+
+    `probs` has one entry per token if the sequence asked for logprobs. `head_drafts` and `confidences` come from a
+    draft head inside the executor.
+    """
+
+    seq: SeqId
+    epoch: Epoch
+    tokens: tuple[int, ...]
+    probs: tuple[TokenProbs, ...] = ()
+    head_drafts: int = 0
+    confidences: tuple[float, ...] = ()
+
+
+class SeqFailure(NamedTuple):
+    """A sequence whose rows failed alone (for example NaN logits); the step's others are good."""
+
+    seq: SeqId
+    why: str
+
+
+class StepResult(NamedTuple):
+    """Outputs of one step; `seconds` is time inside the executor."""
+
+    step: int
+    outputs: tuple[SeqOutput, ...]
+    seconds: float
+    failed: tuple[SeqFailure, ...] = ()
+    expert_load: ExpertLoad | None = None

@@ -1,0 +1,104 @@
+"""Executor: the model on a device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from deepinfra.core.ids import BlockId
+from deepinfra.core.kv import KVLayout
+from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
+from deepinfra.core.step import MaskRows, StepPlan, StepResult
+from deepinfra.interfaces.component import Component
+
+__all__ = ("Executor", "KVMemory", "StepHandle")
+
+
+class StepHandle(Protocol):
+    """A submitted step."""
+
+    def masks(self, rows: MaskRows) -> None:
+        """Give token masks; exactly once if `plan.masked`, before the step samples, else never."""
+
+    async def result(self) -> StepResult:
+        """Wait for the step; called once. A cancelled wait does not stop the step.
+
+        Raises:
+            StepFailed: The step failed for some or all of its sequences; those lose the KV written in this step, the
+                executor takes the next step, and sequences not named are as before the step.
+            ExecutorLost: The executor is gone with everything on the device.
+        """
+
+
+class KVMemory(ABC):
+    """Host staging beside the device's KV: slots of `FRAME_NBYTES + layout.block_nbytes` bytes.
+
+    The engine owns which slot is used for what. A slot's payload begins at `FRAME_NBYTES`; the room before it is the
+    engine's frame, so that a record is saved and loaded without a copy.
+    """
+
+    @property
+    @abstractmethod
+    def num_slots(self) -> int:
+        """Number of slots; at least 1."""
+
+    @abstractmethod
+    def slot(self, index: int) -> memoryview:
+        """The writable bytes of one slot; the same memory each time, valid inside the executor's `async with`."""
+
+    @abstractmethod
+    async def drain(self, blocks: Sequence[BlockId], slots: Sequence[int]) -> None:
+        """Copy blocks into slots' payloads, as they are after every step submitted so far.
+
+        Raises:
+            ExecutorLost: The blocks are gone; slots hold anything.
+        """
+
+
+class Executor(Component):
+    """Runs steps in the order submitted.
+
+    `provides`, `layout` and `identity` are valid after construction (headers only), `limits` and `memory` inside
+    `async with`. After `ExecutorLost` the object is left and entered again, with empty memory.
+
+    Capabilities in `provides`: `batch-invariant` (a sequence's bits do not depend on its batch), `drafts` (verifies
+    `WorkItem.drafts`), `logprobs`, `masks`, `sampling` (all of `SamplingParams`), `placement`.
+    """
+
+    depth: int = 1
+    """Steps that may be in flight at once; 1 = the result of a step is awaited before the next is submitted."""
+
+    @property
+    @abstractmethod
+    def provides(self) -> frozenset[str]:
+        """Names of optional capabilities."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> KVLayout:
+        """How it keeps KV."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> ExecutorIdentity:
+        """What decides the bits it writes."""
+
+    @property
+    @abstractmethod
+    def limits(self) -> ExecutorLimits:
+        """How much it takes."""
+
+    @property
+    @abstractmethod
+    def memory(self) -> KVMemory:
+        """Staging slots."""
+
+    @abstractmethod
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Queue a step; never blocks, never raises for the plan's content (that is the result's business).
+
+        A step applies `closed`, then `opened`, then `fills`, then computes `items`: chunks and single rows mixed.
+        A row that samples yields the token after its position, drawn as `core.sampling` says; drafts are verified in
+        `matched` fashion: the target's token is drawn at each position and a draft is accepted iff equal.
+        """
