@@ -1,0 +1,1 @@
+"""What plug-in writers test their parts with: one conformance class per interface."""
