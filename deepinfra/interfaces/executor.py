@@ -10,6 +10,7 @@ from deepinfra.core.ids import BlockId
 from deepinfra.core.kv import KVLayout
 from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
+from deepinfra.errors import ExecutorError
 from deepinfra.interfaces.component import Component
 
 __all__ = ("Executor", "KVMemory", "StepHandle")
@@ -93,6 +94,17 @@ class Executor(Component):
     @abstractmethod
     def memory(self) -> KVMemory:
         """Staging slots."""
+
+    def use_staging(self, buffer: memoryview) -> None:
+        """Place the staging slots in `buffer` (slot after slot) instead of memory of its own.
+
+        Called at most once, before `async with`, by a process that shares the buffer with the engine's. The buffer
+        holds a whole number of slots; that number becomes `limits.num_slots`. Default: refused.
+
+        Raises:
+            ExecutorError: This executor cannot use foreign memory.
+        """
+        raise ExecutorError(f"{type(self).__name__} cannot place its staging slots in shared memory")
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> StepHandle:

@@ -1,0 +1,270 @@
+"""A toy executor whose text shows every mistake about KV.
+
+The KV cell of a position is a digest of the whole prefix up to it; the next token is a digest of all cells *read back*
+through the block table. A wrong, stale, foreign or half-written block therefore changes the text, which a real model
+would often hide. A step that writes a block somebody else may read fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from array import array
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Self
+
+import anyio.lowlevel
+
+from deepinfra.core.ids import BlockId, Epoch, SeqId
+from deepinfra.core.kv import FRAME_NBYTES, KVGroup, KVLayout
+from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
+from deepinfra.core.sampling import Purpose, uniform
+from deepinfra.core.step import MaskRows, SeqOpen, SeqOutput, StepPlan, StepResult, TokenProbs, WorkItem
+from deepinfra.errors import ExecutorError, StepFailed
+from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
+
+__all__ = ("ToyExecutor", "toy_cell", "toy_next")
+
+_CELL_NBYTES = 8
+
+
+def toy_cell(prefix: Sequence[int], seed: int = 0) -> bytes:
+    """The KV of the last position of `prefix`: 8 bytes that depend on all of it."""
+    h = hashlib.blake2b(array("q", prefix).tobytes(), digest_size=_CELL_NBYTES, key=seed.to_bytes(8, "little"))
+    return h.digest()
+
+
+def toy_next(cells: bytes, draw: float, vocab_size: int) -> int:
+    """The token after the positions whose cells these are; `draw` is 0 when greedy."""
+    h = hashlib.blake2b(cells, digest_size=8, key=int(draw * 2**53).to_bytes(8, "little"))
+    return int.from_bytes(h.digest(), "little") % vocab_size
+
+
+class _Seq:
+    """What the executor keeps of an open sequence."""
+
+    def __init__(self, opened: SeqOpen, filled: frozenset[BlockId]) -> None:
+        self.epoch: Epoch = opened.epoch
+        self.opened = opened
+        self.tokens = list(opened.tokens)
+        self.table = list(opened.blocks)
+        self.read_only = frozenset(opened.blocks) - filled
+
+    def draw(self, position: int) -> float:
+        if self.opened.sampling.temperature <= 0.0:
+            return 0.0
+        return uniform(self.opened.seed, self.opened.choice, position, Purpose.SAMPLE)
+
+
+class _ToyMemory(KVMemory):
+    def __init__(self, num_blocks: int, block_nbytes: int, slots: memoryview) -> None:
+        self.cells = bytearray(b"\xff" * (num_blocks * block_nbytes))
+        self._block_nbytes = block_nbytes
+        self._stride = FRAME_NBYTES + block_nbytes
+        self._slots = slots
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots) // self._stride
+
+    def slot(self, index: int) -> memoryview:
+        return self._slots[index * self._stride : (index + 1) * self._stride]
+
+    async def drain(self, blocks: Sequence[BlockId], slots: Sequence[int]) -> None:
+        for block, slot in zip(blocks, slots, strict=True):
+            self.slot(slot)[FRAME_NBYTES:] = self.block(block)
+        await anyio.lowlevel.checkpoint()
+
+    def block(self, block: BlockId) -> memoryview:
+        return memoryview(self.cells)[block * self._block_nbytes : (block + 1) * self._block_nbytes]
+
+    def fill(self, slot: int, block: BlockId) -> None:
+        self.block(block)[:] = self.slot(slot)[FRAME_NBYTES:]
+
+
+class _Step(StepHandle):
+    def __init__(self, outcome: StepResult | StepFailed, checkpoints: int) -> None:
+        self._outcome, self._checkpoints = outcome, checkpoints
+
+    def masks(self, rows: MaskRows) -> None:
+        raise ExecutorError("the toy executor takes no masks")
+
+    async def result(self) -> StepResult:
+        for _ in range(self._checkpoints):
+            await anyio.lowlevel.checkpoint()
+        if isinstance(self._outcome, StepFailed):
+            raise self._outcome
+        return self._outcome
+
+
+class ToyExecutor(Executor):
+    """See the module. Computes at `submit`; `result` yields to other tasks a few times, as a real wait would.
+
+    Args:
+        num_blocks: Blocks of KV.
+        block_size: Positions per block.
+        num_slots: Staging slots.
+        max_step_tokens: Most positions per step.
+        max_seqs: Most open sequences.
+        max_context: Most positions of a sequence.
+        vocab_size: Tokens are `0 .. vocab_size - 1`.
+        seed: Another seed is another model.
+        grid: Granularity of chunk ends it asks for.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        num_slots: int = 8,
+        max_step_tokens: int = 64,
+        max_seqs: int = 16,
+        max_context: int = 4096,
+        vocab_size: int = 260,
+        seed: int = 0,
+        grid: int = 1,
+    ) -> None:
+        self._limits = ExecutorLimits(
+            max_step_tokens=max_step_tokens,
+            max_seqs=max_seqs,
+            max_context=max_context,
+            vocab_size=vocab_size,
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+            grid=grid,
+        )
+        group = KVGroup(name="full", kind="full", layers=(0,), nbytes_per_token=_CELL_NBYTES)
+        self._layout = KVLayout(
+            block_size=block_size, block_nbytes=_CELL_NBYTES * block_size, dtype="digest64", groups=(group,)
+        )
+        self._seed = seed
+        self._staging: memoryview | None = None
+        self._random = random.Random(seed)
+        self.computed_tokens = 0
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """See `Executor.provides`."""
+        return frozenset({"drafts", "logprobs", "batch-invariant"})
+
+    @property
+    def layout(self) -> KVLayout:
+        """See `Executor.layout`."""
+        return self._layout
+
+    @property
+    def identity(self) -> ExecutorIdentity:
+        """See `Executor.identity`."""
+        return ExecutorIdentity(model="toy", weights=f"toy-{self._seed}", kv_dtype="digest64")
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        """See `Executor.limits`."""
+        return self._limits
+
+    @property
+    def memory(self) -> KVMemory:
+        """See `Executor.memory`."""
+        return self._memory
+
+    def use_staging(self, buffer: memoryview) -> None:
+        """See `Executor.use_staging`."""
+        stride = FRAME_NBYTES + self._layout.block_nbytes
+        self._staging = buffer
+        self._limits = self._limits._replace(num_slots=len(buffer) // stride)
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        nbytes = self._layout.block_nbytes
+        slots = self._staging
+        if slots is None:
+            slots = memoryview(bytearray((FRAME_NBYTES + nbytes) * self._limits.num_slots))
+        self._memory = _ToyMemory(self._limits.num_blocks, nbytes, slots)
+        self._seqs: dict[SeqId, _Seq] = {}
+        try:
+            yield self
+        finally:
+            del self._memory, self._seqs
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """See `Executor.submit`."""
+        outcome: StepResult | StepFailed
+        try:
+            outcome = self._run(plan)
+        except StepFailed as error:
+            outcome = error
+        return _Step(outcome, self._random.randrange(4))
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        for seq in plan.closed:
+            self._seqs.pop(seq, None)
+        filled = frozenset(fill.block for fill in plan.fills)
+        for opened in plan.opened:
+            if opened.seq in self._seqs:
+                raise StepFailed([opened.seq], f"sequence {opened.seq} is opened twice")
+            self._seqs[opened.seq] = _Seq(opened, frozenset())
+        for fill in plan.fills:
+            self._check_unread(fill.block, filled)
+            self._memory.fill(fill.slot, fill.block)
+        outputs = tuple(self._item(item) for item in plan.items)
+        return StepResult(step=plan.step, outputs=outputs, seconds=0.0)
+
+    def _check_unread(self, block: BlockId, filled: frozenset[BlockId]) -> None:
+        for seq, state in self._seqs.items():
+            if block in state.table and block not in state.read_only:
+                raise StepFailed([seq], f"block {block} is filled while sequence {seq} owns it")
+
+    def _item(self, item: WorkItem) -> SeqOutput:
+        state = self._seqs.get(item.seq)
+        if state is None or state.epoch != item.epoch:
+            raise StepFailed([item.seq], f"sequence {item.seq} is not open in epoch {item.epoch}")
+        state.table.extend(item.blocks)
+        line = state.tokens + list(item.drafts)
+        end = item.start + item.length
+        if item.samples != (end >= len(state.tokens)) or end > len(line):
+            raise StepFailed([item.seq], f"positions {item.start}..{end} do not fit {len(line)} tokens")
+        for position in range(item.start, end):
+            if position >= item.write_from:
+                self._write(item.seq, state, position, toy_cell(line[: position + 1], self._seed))
+        self.computed_tokens += item.length
+        if not item.samples:
+            return SeqOutput(item.seq, item.epoch, ())
+        return self._sample(item, state)
+
+    def _write(self, seq: SeqId, state: _Seq, position: int, cell: bytes) -> None:
+        size = self._layout.block_size
+        if position // size >= len(state.table):
+            raise StepFailed([seq], f"position {position} has no block")
+        block = state.table[position // size]
+        shared = any(block in other.table for name, other in self._seqs.items() if name != seq)
+        if block in state.read_only or shared:
+            raise StepFailed([seq], f"position {position} would write block {block}, which is published")
+        offset = (block * size + position % size) * _CELL_NBYTES
+        self._memory.cells[offset : offset + _CELL_NBYTES] = cell
+
+    def _read(self, state: _Seq, length: int) -> bytes:
+        size = self._layout.block_size
+        blocks = [bytes(self._memory.block(block)) for block in state.table[: -(-length // size)]]
+        return b"".join(blocks)[: length * _CELL_NBYTES]
+
+    def _sample(self, item: WorkItem, state: _Seq) -> SeqOutput:
+        known = len(state.tokens)
+        cells = self._read(state, known + len(item.drafts))
+        tokens: list[int] = []
+        for index in range(len(item.drafts) + 1):
+            length = known + index
+            token = toy_next(cells[: length * _CELL_NBYTES], state.draw(length), self._limits.vocab_size)
+            tokens.append(token)
+            if index < len(item.drafts) and item.drafts[index] != token:
+                break
+        state.tokens.extend(tokens)
+        probs: tuple[TokenProbs, ...] = ()
+        wanted = state.opened.sampling.logprobs
+        if wanted is not None:
+            size = self._limits.vocab_size
+            probs = tuple(
+                TokenProbs(-0.5, tuple(((token + i) % size, -0.5 - i) for i in range(wanted))) for token in tokens
+            )
+        return SeqOutput(item.seq, item.epoch, tuple(tokens), probs)
