@@ -1,0 +1,66 @@
+"""First come, first served: the plain policy that others are measured against."""
+
+from __future__ import annotations
+
+from deepinfra.core.ids import SeqId
+from deepinfra.core.step import Choice, Job, StepReport, StepView
+from deepinfra.interfaces.scheduler import Scheduler
+from deepinfra.schedulers.queue import Grants, Queue, give_decode
+
+__all__ = ("Fcfs",)
+
+
+class Fcfs(Scheduler):
+    """Decoding sequences first, then prefills under way, then waiting ones, each in order of arrival.
+
+    A prompt that exceeds what is left of a step is computed in chunks. A waiting sequence is opened when its blocks
+    are free, and none behind it is opened before; only those whose KV is being loaded are passed. The latest arrival
+    is preempted first and returns to its old place. Priorities are ignored.
+
+    Args:
+        max_queue: Waiting sequences beyond which `add` refuses.
+    """
+
+    def __init__(self, *, max_queue: int = 4096) -> None:
+        self._queue = Queue(lines=1, max_queue=max_queue)
+
+    def add(self, job: Job) -> None:
+        """See `Scheduler.add`."""
+        self._queue.add(job)
+
+    def finish(self, seq: SeqId) -> None:
+        """See `Scheduler.finish`."""
+        self._queue.finish(seq)
+
+    def commit(self, report: StepReport) -> None:
+        """See `Scheduler.commit`."""
+        self._queue.commit(report)
+
+    def plan(self, view: StepView) -> Choice:
+        """See `Scheduler.plan`."""
+        queue = self._queue
+        rows = queue.running(view)
+        in_flight = frozenset(row.seq for row in view.running)
+        shed = queue.expired(view, in_flight)
+        held = in_flight.union(shed)
+        prefills = [(entry, row) for entry, row in rows if row.todo > 1]
+
+        grants = Grants(view)
+        give_decode(grants, rows, prefill_waits=bool(prefills) or queue.waiting > len(shed))
+        for entry, row in prefills:
+            grants.give(entry.job.seq, row.todo)
+
+        seats = view.max_seqs - len(view.running)
+        room = queue.headroom(view, rows)
+        for entry in queue.candidates(0, view, held):
+            blocks = -(-entry.uncached // view.block_size) + 1
+            alone = seats == view.max_seqs
+            if seats <= 0 or (blocks > room and not alone) or not grants.give(entry.job.seq, entry.uncached):
+                break
+            seats -= 1
+            room -= blocks
+        return Choice(grants.take(), queue.victims(rows), queue.fetches(view, held), shed)
+
+    def wake_at(self) -> float | None:
+        """See `Scheduler.wake_at`."""
+        return self._queue.wake_at(self.clock.now())

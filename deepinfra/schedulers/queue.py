@@ -1,0 +1,256 @@
+"""What every scheduler here shares: who waits in which line and who runs, and the grants of one step.
+
+A sequence has one rank for life, so that a preempted one returns to the place it had. Lines are sorted lists: finding
+a place is O(log n), and moving 10,000 pointers to make room takes less time than one comparison in a tree of objects.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush, merge
+from itertools import islice
+from typing import NamedTuple
+
+from deepinfra.core.ids import SeqId
+from deepinfra.core.step import Grant, Job, RunRow, StepReport, StepView
+from deepinfra.errors import Overloaded
+
+__all__ = ("LOAD_PATIENCE_S", "MAX_LOADS", "SCAN", "Entry", "Grants", "Queue", "Rank", "give_decode")
+
+MAX_LOADS = 8
+"""Loads from the store in flight at once; more would hold staging for sequences that cannot run yet."""
+
+LOAD_PATIENCE_S = 5.0
+"""How long a sequence is left alone for a load's sake; after that it computes those tokens instead."""
+
+SCAN = 64
+"""How far behind a line's head to look past sequences that wait for a load."""
+
+
+class Rank(NamedTuple):
+    """Place in the total order, smallest first: `key` says how urgent, `order` counts arrivals."""
+
+    key: float
+    order: int
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A sequence that is waiting or running.
+
+    Attributes:
+        tokens: Known tokens now, the generated ones included.
+        line: Index of the line it waits in.
+        served: Step in which it last computed something; -1 if it was never started.
+        left_alone_since: Clock when it was first passed over for a load's sake.
+        mark: The scheduler's own number, set at arrival.
+    """
+
+    job: Job
+    rank: Rank
+    tokens: int
+    line: int
+    running: bool = False
+    served: int = -1
+    left_alone_since: float | None = None
+    mark: int = 0
+
+    @property
+    def uncached(self) -> int:
+        """Tokens to compute if nothing is left of it on the device."""
+        return max(1, self.tokens - self.job.cached)
+
+
+def _rank(entry: Entry) -> Rank:
+    return entry.rank
+
+
+class Grants:
+    """The grants of one step, within its limits, in order of claim."""
+
+    def __init__(self, view: StepView) -> None:
+        self.tokens, self.seats = view.max_step_tokens, view.max_seqs
+        self._given: dict[SeqId, int] = {}
+
+    def give(self, seq: SeqId, tokens: int) -> int:
+        """Grant up to `tokens` more to a sequence; returns how many there were room for."""
+        if seq not in self._given and not self.seats:
+            return 0
+        tokens = min(tokens, self.tokens)
+        if tokens > 0:
+            self.seats -= seq not in self._given
+            self.tokens -= tokens
+            self._given[seq] = self._given.get(seq, 0) + tokens
+        return tokens
+
+    def take(self) -> tuple[Grant, ...]:
+        """All grants."""
+        return tuple(Grant(seq, tokens) for seq, tokens in self._given.items())
+
+
+class Queue:
+    """Sequences from `add` to `finish`."""
+
+    def __init__(self, *, lines: int, max_queue: int) -> None:
+        self.lines: tuple[list[Entry], ...] = tuple([] for _ in range(lines))
+        self.entries: dict[SeqId, Entry] = {}
+        self.pace_s = 1.0
+        self._max_queue = max_queue
+        self._arrivals = 0
+        self._deadlines: list[tuple[float, int, SeqId]] = []
+        self._since_opened_s = 0.0
+
+    # -- arrivals and departures ------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many sequences wait."""
+        return sum(map(len, self.lines))
+
+    def add(self, job: Job, *, line: int = 0, key: float = 0.0) -> Entry:
+        """Put a new sequence behind all others of the same key.
+
+        Raises:
+            Overloaded: `max_queue` sequences wait already.
+        """
+        if job.seq in self.entries:
+            raise ValueError(f"sequence {job.seq} was added twice")
+        if self.waiting >= self._max_queue:
+            raise Overloaded(f"{self.waiting} sequences are waiting", self.pace_s)
+        self._arrivals += 1
+        entry = Entry(job, Rank(key, self._arrivals), job.tokens, line)
+        self.entries[job.seq] = entry
+        insort(self.lines[line], entry, key=_rank)
+        if job.deadline is not None:
+            heappush(self._deadlines, (job.deadline, self._arrivals, job.seq))
+        return entry
+
+    def finish(self, seq: SeqId) -> Entry | None:
+        """Forget a sequence; `None` if it is unknown."""
+        entry = self.entries.pop(seq, None)
+        if entry is not None and not entry.running:
+            self._leave(entry)
+        return entry
+
+    def commit(self, report: StepReport) -> list[Entry]:
+        """Apply what a step did; returns the sequences it opened, in the report's order."""
+        opened: list[Entry] = []
+        for row in report.rows:
+            entry = self.entries.get(row.seq)
+            if entry is None:
+                continue
+            entry.served = report.step
+            if row.sampled:
+                entry.tokens = row.start + row.length - row.drafts + row.sampled
+            if row.opened and not entry.running:
+                self._leave(entry)
+                entry.running, entry.left_alone_since = True, None
+                opened.append(entry)
+        for seq in report.preempted:
+            entry = self.entries.get(seq)
+            if entry is not None and entry.running:
+                entry.running = False
+                insort(self.lines[entry.line], entry, key=_rank)
+        self._since_opened_s += report.seconds
+        if opened:
+            self.pace_s += 0.2 * (self._since_opened_s / len(opened) - self.pace_s)
+            self._since_opened_s = 0.0
+        return opened
+
+    def _leave(self, entry: Entry) -> None:
+        line = self.lines[entry.line]
+        del line[bisect_left(line, entry.rank, key=_rank)]
+
+    # -- what a plan asks -------------------------------------------------------------------------
+
+    def running(self, view: StepView) -> list[tuple[Entry, RunRow]]:
+        """Rows of known sequences that have something to compute, by rank."""
+        rows = [(self.entries[row.seq], row) for row in view.running if row.seq in self.entries and row.todo > 0]
+        rows.sort(key=lambda pair: pair[0].rank)
+        return rows
+
+    def candidates(self, line: int, view: StepView, held: frozenset[SeqId]) -> Iterator[Entry]:
+        """Waiting sequences of one line that may be opened now, by rank.
+
+        Left out are those in `held` (in flight already, or shed) and, for `LOAD_PATIENCE_S`, those whose KV is on
+        its way or about to be: nobody behind waits for a load.
+        """
+        for entry in islice(self.lines[line], SCAN):
+            seq = entry.job.seq
+            if seq in held:
+                continue
+            if seq in view.loading or seq in view.fetchable:
+                if entry.left_alone_since is None:
+                    entry.left_alone_since = view.now
+                if view.now < entry.left_alone_since + LOAD_PATIENCE_S:
+                    continue
+            yield entry
+
+    def fetches(self, view: StepView, held: frozenset[SeqId]) -> tuple[SeqId, ...]:
+        """Loads to start, by rank, so that no more than `MAX_LOADS` are in flight."""
+        room = MAX_LOADS - len(view.loading)
+        if room <= 0 or not view.fetchable:
+            return ()
+        front = merge(*(line[:SCAN] for line in self.lines), key=_rank)
+        wanted = (e.job.seq for e in front if e.job.seq in view.fetchable and e.job.seq not in held)
+        return tuple(islice(wanted, room))
+
+    def expired(self, view: StepView, held: frozenset[SeqId]) -> tuple[SeqId, ...]:
+        """Sequences never started whose deadline has passed, earliest first; named again until they finish."""
+        late: list[tuple[float, int, SeqId]] = []
+        while self._next_deadline() <= view.now:
+            late.append(heappop(self._deadlines))
+        for item in late:
+            heappush(self._deadlines, item)
+        return tuple(seq for _, _, seq in late if seq not in held)
+
+    def wake_at(self, now: float) -> float | None:
+        """The next deadline or end of patience after `now`, if any."""
+        times = [time for time, _, _ in self._deadlines[:1]]
+        for line in self.lines:
+            times += (e.left_alone_since + LOAD_PATIENCE_S for e in line[:SCAN] if e.left_alone_since is not None)
+        later = [time for time in times if time > now]
+        return min(later, default=None)
+
+    def _next_deadline(self) -> float:
+        while self._deadlines:
+            deadline, _, seq = self._deadlines[0]
+            entry = self.entries.get(seq)
+            if entry is not None and entry.served < 0:
+                return deadline
+            heappop(self._deadlines)
+        return float("inf")
+
+    def headroom(self, view: StepView, rows: list[tuple[Entry, RunRow]]) -> int:
+        """Free blocks that running sequences will not need for the tokens they have and one more.
+
+        Opening only into this room keeps a newcomer from taking the blocks of a prefill that has begun, which would
+        end in preempting one of the two.
+        """
+        size = view.block_size
+        claimed = sum(max(0, -(-(entry.tokens + 1) // size) - row.blocks) for entry, row in rows)
+        return view.free_blocks - claimed
+
+    def victims(self, rows: list[tuple[Entry, RunRow]]) -> tuple[SeqId, ...]:
+        """Running sequences, last in rank first."""
+        return tuple(entry.job.seq for entry, _ in reversed(rows))
+
+
+def give_decode(grants: Grants, rows: list[tuple[Entry, RunRow]], *, prefill_waits: bool) -> None:
+    """Grant every sequence that decodes its token, then drafts from what is left.
+
+    If they are more than the step has room for, those served longest ago come first. Drafts get at most half of the
+    rest while a prefill waits: a draft may be wrong, a prompt token is not.
+    """
+    decoding = [(entry, row) for entry, row in rows if row.todo == 1]
+    room = min(grants.tokens, grants.seats)
+    if len(decoding) > room:
+        chosen = sorted(decoding, key=lambda pair: (pair[0].served, pair[0].rank))[:room]
+        decoding = sorted(chosen, key=lambda pair: pair[0].rank)
+    for entry, _ in decoding:
+        grants.give(entry.job.seq, 1)
+    spare = grants.tokens // 2 if prefill_waits else grants.tokens
+    for entry, row in decoding:
+        spare -= grants.give(entry.job.seq, min(row.drafts, spare))
