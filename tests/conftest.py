@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 
@@ -10,3 +13,12 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Every test that waits runs on both backends."""
     backend: str = request.param
     return backend
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The SmolLM2 GGUF file, fetched once; `DEEPINFRA_TEST_MODELS` names another cache folder than the user's."""
+    from deepinfra.models import pull
+
+    folder = os.environ.get("DEEPINFRA_TEST_MODELS")
+    return pull("smollm2", cache_dir=Path(folder) if folder else None)
