@@ -208,7 +208,13 @@ class ToyExecutor(Executor):
         for fill in plan.fills:
             self._check_unread(fill.block, filled)
             self._memory.fill(fill.slot, fill.block)
+        for item in plan.items:
+            state = self._seqs.get(item.seq)
+            if state is not None and state.epoch == item.epoch:
+                state.table.extend(item.blocks)
         outputs = tuple(self._item(item) for item in plan.items)
+        for output in outputs:
+            self._seqs[output.seq].tokens.extend(output.tokens)
         return StepResult(step=plan.step, outputs=outputs, seconds=0.0)
 
     def _check_unread(self, block: BlockId, filled: frozenset[BlockId]) -> None:
@@ -220,7 +226,6 @@ class ToyExecutor(Executor):
         state = self._seqs.get(item.seq)
         if state is None or state.epoch != item.epoch:
             raise StepFailed([item.seq], f"sequence {item.seq} is not open in epoch {item.epoch}")
-        state.table.extend(item.blocks)
         line = state.tokens + list(item.drafts)
         end = item.start + item.length
         if item.samples != (end >= len(state.tokens)) or end > len(line):
@@ -259,7 +264,6 @@ class ToyExecutor(Executor):
             tokens.append(token)
             if index < len(item.drafts) and item.drafts[index] != token:
                 break
-        state.tokens.extend(tokens)
         probs: tuple[TokenProbs, ...] = ()
         wanted = state.opened.sampling.logprobs
         if wanted is not None:

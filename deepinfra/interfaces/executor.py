@@ -26,8 +26,9 @@ class StepHandle(Protocol):
         """Wait for the step; called once. A cancelled wait does not stop the step.
 
         Raises:
-            StepFailed: The step failed for some or all of its sequences; those lose the KV written in this step, the
-                executor takes the next step, and sequences not named are as before the step.
+            StepFailed: The step failed for some or all of its sequences; those lose the KV written in this step, and
+                the executor takes the next step. What the plan told stands (`closed`, `opened`, `fills`, and the
+                `blocks` of items); sequences not named have neither tokens nor computed positions more than before.
             ExecutorLost: The executor is gone with everything on the device.
         """
 
