@@ -71,7 +71,8 @@ class StepView(NamedTuple):
     """What a Scheduler may know when it chooses.
 
     `fetchable` are waiting sequences with blocks in the store whose load has not been started; `loading` ones are
-    best left alone until their load arrives (planned all the same, they compute those tokens instead).
+    best left alone until their load arrives (planned all the same, they compute those tokens instead). A chunk that is
+    not a prompt's last ends on a multiple of `grid`, so a smaller grant may come to nothing.
     """
 
     now: float
@@ -84,6 +85,7 @@ class StepView(NamedTuple):
     running: tuple[RunRow, ...]
     fetchable: frozenset[SeqId] = frozenset()
     loading: frozenset[SeqId] = frozenset()
+    grid: int = 1
 
 
 class Grant(NamedTuple):

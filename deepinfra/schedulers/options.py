@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from itertools import pairwise
 
-__all__ = ("FcfsOptions",)
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from deepinfra.core.buckets import DEFAULT_EDGES
+
+__all__ = ("BucketedOptions", "FcfsOptions")
 
 
 class FcfsOptions(BaseModel):
@@ -13,3 +17,29 @@ class FcfsOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_queue: int = Field(4096, ge=1, description="Waiting sequences beyond which new ones are refused.")
+
+
+class BucketedOptions(BaseModel):
+    """Settings of `Bucketed`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    edges: tuple[int, ...] = Field(DEFAULT_EDGES, description="Uncached tokens at which the further buckets begin.")
+    step_budget_s: float | None = Field(
+        0.25, gt=0.0, description="Aim for a step's seconds; null fills steps up to the executor's token limit."
+    )
+    decode_share: float = Field(
+        0.25, ge=0.0, le=0.9, description="Part of a step's predicted time that decoding keeps; 0 protects nothing."
+    )
+    max_queue: int = Field(4096, ge=1, description="Waiting sequences beyond which new ones are refused.")
+    max_overtakes: int = Field(
+        64, ge=0, description="How often a waiting sequence may be passed by ones behind it; 0 keeps strict order."
+    )
+    aging_steps: int = Field(256, ge=1, description="Steps of waiting that weigh as much as one point of priority.")
+
+    @field_validator("edges")
+    @classmethod
+    def _ascending(cls, edges: tuple[int, ...]) -> tuple[int, ...]:
+        if any(edge < 1 for edge in edges) or any(a >= b for a, b in pairwise(edges)):
+            raise ValueError("edges must be positive and ascending")
+        return edges

@@ -17,7 +17,7 @@ from deepinfra.core.ids import SeqId
 from deepinfra.core.step import Grant, Job, RunRow, StepReport, StepView
 from deepinfra.errors import Overloaded
 
-__all__ = ("LOAD_PATIENCE_S", "MAX_LOADS", "SCAN", "Entry", "Grants", "Queue", "Rank", "give_decode")
+__all__ = ("LOAD_PATIENCE_S", "MAX_LOADS", "SCAN", "Entry", "Grants", "Queue", "Rank", "give_decode", "rank_of")
 
 MAX_LOADS = 8
 """Loads from the store in flight at once; more would hold staging for sequences that cannot run yet."""
@@ -45,7 +45,6 @@ class Entry:
         line: Index of the line it waits in.
         served: Step in which it last computed something; -1 if it was never started.
         left_alone_since: Clock when it was first passed over for a load's sake.
-        mark: The scheduler's own number, set at arrival.
     """
 
     job: Job
@@ -55,7 +54,6 @@ class Entry:
     running: bool = False
     served: int = -1
     left_alone_since: float | None = None
-    mark: int = 0
 
     @property
     def uncached(self) -> int:
@@ -63,7 +61,8 @@ class Entry:
         return max(1, self.tokens - self.job.cached)
 
 
-def _rank(entry: Entry) -> Rank:
+def rank_of(entry: Entry) -> Rank:
+    """Key of sorted lists of entries."""
     return entry.rank
 
 
@@ -84,6 +83,10 @@ class Grants:
             self.tokens -= tokens
             self._given[seq] = self._given.get(seq, 0) + tokens
         return tokens
+
+    def of(self, seq: SeqId) -> int:
+        """Tokens granted to a sequence so far."""
+        return self._given.get(seq, 0)
 
     def take(self) -> tuple[Grant, ...]:
         """All grants."""
@@ -122,7 +125,7 @@ class Queue:
         self._arrivals += 1
         entry = Entry(job, Rank(key, self._arrivals), job.tokens, line)
         self.entries[job.seq] = entry
-        insort(self.lines[line], entry, key=_rank)
+        insort(self.lines[line], entry, key=rank_of)
         if job.deadline is not None:
             heappush(self._deadlines, (job.deadline, self._arrivals, job.seq))
         return entry
@@ -134,9 +137,10 @@ class Queue:
             self._leave(entry)
         return entry
 
-    def commit(self, report: StepReport) -> list[Entry]:
-        """Apply what a step did; returns the sequences it opened, in the report's order."""
+    def commit(self, report: StepReport) -> tuple[list[Entry], list[Entry]]:
+        """Apply what a step did; returns the sequences that were opened and those that wait again."""
         opened: list[Entry] = []
+        preempted: list[Entry] = []
         for row in report.rows:
             entry = self.entries.get(row.seq)
             if entry is None:
@@ -152,18 +156,23 @@ class Queue:
             entry = self.entries.get(seq)
             if entry is not None and entry.running:
                 entry.running = False
-                insort(self.lines[entry.line], entry, key=_rank)
+                insort(self.lines[entry.line], entry, key=rank_of)
+                preempted.append(entry)
         self._since_opened_s += report.seconds
         if opened:
             self.pace_s += 0.2 * (self._since_opened_s / len(opened) - self.pace_s)
             self._since_opened_s = 0.0
-        return opened
+        return opened, preempted
 
     def _leave(self, entry: Entry) -> None:
         line = self.lines[entry.line]
-        del line[bisect_left(line, entry.rank, key=_rank)]
+        del line[bisect_left(line, entry.rank, key=rank_of)]
 
     # -- what a plan asks -------------------------------------------------------------------------
+
+    def first_waiting(self) -> Rank | None:
+        """Rank of the first sequence of all lines."""
+        return min((line[0].rank for line in self.lines if line), default=None)
 
     def running(self, view: StepView) -> list[tuple[Entry, RunRow]]:
         """Rows of known sequences that have something to compute, by rank."""
@@ -174,26 +183,26 @@ class Queue:
     def candidates(self, line: int, view: StepView, held: frozenset[SeqId]) -> Iterator[Entry]:
         """Waiting sequences of one line that may be opened now, by rank.
 
-        Left out are those in `held` (in flight already, or shed) and, for `LOAD_PATIENCE_S`, those whose KV is on
-        its way or about to be: nobody behind waits for a load.
+        Left out are those in `held` (in flight already, or shed) and those left alone: nobody behind waits for a load.
         """
         for entry in islice(self.lines[line], SCAN):
-            seq = entry.job.seq
-            if seq in held:
-                continue
-            if seq in view.loading or seq in view.fetchable:
-                if entry.left_alone_since is None:
-                    entry.left_alone_since = view.now
-                if view.now < entry.left_alone_since + LOAD_PATIENCE_S:
-                    continue
-            yield entry
+            if entry.job.seq not in held and not self.left_alone(entry, view):
+                yield entry
+
+    def left_alone(self, entry: Entry, view: StepView) -> bool:
+        """Whether a waiting sequence's KV is on its way, or about to be, and not for longer than `LOAD_PATIENCE_S`."""
+        if entry.job.seq not in view.loading and entry.job.seq not in view.fetchable:
+            return False
+        if entry.left_alone_since is None:
+            entry.left_alone_since = view.now
+        return view.now < entry.left_alone_since + LOAD_PATIENCE_S
 
     def fetches(self, view: StepView, held: frozenset[SeqId]) -> tuple[SeqId, ...]:
         """Loads to start, by rank, so that no more than `MAX_LOADS` are in flight."""
         room = MAX_LOADS - len(view.loading)
         if room <= 0 or not view.fetchable:
             return ()
-        front = merge(*(line[:SCAN] for line in self.lines), key=_rank)
+        front = merge(*(line[:SCAN] for line in self.lines), key=rank_of)
         wanted = (e.job.seq for e in front if e.job.seq in view.fetchable and e.job.seq not in held)
         return tuple(islice(wanted, room))
 

@@ -1,0 +1,164 @@
+"""Length buckets with fair service, a time budget per step, protected decoding and bounded overtaking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from deepinfra.core.buckets import DEFAULT_EDGES, bucket_of
+from deepinfra.core.ids import SeqId
+from deepinfra.core.step import Choice, Job, RunRow, StepReport, StepView
+from deepinfra.interfaces.scheduler import Scheduler
+from deepinfra.schedulers.overtaking import Overtakes
+from deepinfra.schedulers.predictor import StepCost, StepPredictor, StepWork
+from deepinfra.schedulers.queue import Entry, Grants, Queue, Rank, give_decode
+from deepinfra.schedulers.turns import Chunk, Lane, Turns, chunk_work
+
+__all__ = ("MAX_PRIORITY", "Bucketed")
+
+MAX_PRIORITY = 8
+"""Priorities beyond this, in either direction, count as this: it bounds how long aging takes."""
+
+_PREFILL_FLOOR = 0.1
+"""Share of the decoding time that prompts get at least, when decoding alone exceeds the step's budget."""
+
+
+class Bucketed(Scheduler):
+    """Short prompts do not wait behind giants, giants are not starved by short ones, and streams keep flowing.
+
+    Prompts are sorted by uncached tokens into buckets. Within a step decoding sequences come first, then buckets take
+    turns so that over time each gets equal work (attention included); inside a bucket, prefills under way come before
+    waiting sequences. How many prompt tokens fit is predicted from past steps.
+
+    The order of waiting sequences is by arrival, moved forward by `aging_steps` steps per point of priority: of two
+    sequences the one with the higher priority is first unless the other came that much earlier. A sequence is passed
+    by at most `max_overtakes` sequences behind it in that order that are opened while it could have been.
+
+    Args:
+        edges: Uncached tokens at which the second and further buckets begin.
+        step_budget_s: Aim for a step's seconds; `None` fills steps up to the executor's token limit.
+        decode_share: Part of a step's predicted time that decoding keeps, if anything decodes; 0 protects nothing.
+        max_queue: Waiting sequences beyond which `add` refuses.
+        max_overtakes: See above.
+        aging_steps: See above.
+    """
+
+    def __init__(
+        self,
+        *,
+        edges: Sequence[int] = DEFAULT_EDGES,
+        step_budget_s: float | None = 0.25,
+        decode_share: float = 0.25,
+        max_queue: int = 4096,
+        max_overtakes: int = 64,
+        aging_steps: int = 256,
+    ) -> None:
+        self.edges = tuple(edges)
+        self.max_overtakes = max_overtakes
+        self.predictor = StepPredictor()
+        self._budget_s, self._share, self._aging = step_budget_s, decode_share, aging_steps
+        self._queue = Queue(lines=len(self.edges) + 1, max_queue=max_queue)
+        self._overtakes = Overtakes(max_overtakes)
+        self._work = [0.0] * (len(self.edges) + 1)
+        self._step = 0
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def add(self, job: Job) -> None:
+        """See `Scheduler.add`."""
+        priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, job.priority))
+        line = bucket_of(job.uncached, self.edges)
+        self._overtakes.wait(self._queue.add(job, line=line, key=self._step - priority * self._aging))
+
+    def finish(self, seq: SeqId) -> None:
+        """See `Scheduler.finish`."""
+        entry = self._queue.finish(seq)
+        if entry is not None and not entry.running:
+            self._overtakes.leave(entry)
+
+    def commit(self, report: StepReport) -> None:
+        """See `Scheduler.commit`."""
+        self.predictor.observe(report)
+        cost = self.predictor.cost
+        for row in report.rows:
+            entry = self._queue.entries.get(row.seq)
+            if entry is not None and row.length - row.drafts > 1:
+                self._work[entry.line] += chunk_work(cost, row.start, row.length)
+        opened, preempted = self._queue.commit(report)
+        first = self._queue.first_waiting()
+        for entry in opened:
+            self._overtakes.leave(entry)
+            self._overtakes.count += first is not None and first < entry.rank
+        for entry in preempted:
+            self._overtakes.wait(entry)
+
+    def wake_at(self) -> float | None:
+        """See `Scheduler.wake_at`."""
+        return self._queue.wake_at(self.clock.now())
+
+    # -- choosing ---------------------------------------------------------------------------------
+
+    def plan(self, view: StepView) -> Choice:
+        """See `Scheduler.plan`."""
+        queue = self._queue
+        self._step = view.step
+        rows = queue.running(view)
+        in_flight = frozenset(row.seq for row in view.running)
+        shed = queue.expired(view, in_flight)
+        held = in_flight.union(shed)
+
+        grants = Grants(view)
+        prefill_waits = queue.waiting > len(shed) or any(row.todo > 1 for _, row in rows)
+        give_decode(grants, rows, prefill_waits=prefill_waits)
+        if prefill_waits:
+            self._give_chunks(view, rows, held, grants)
+        return Choice(grants.take(), queue.victims(rows), queue.fetches(view, held), shed)
+
+    def _give_chunks(
+        self, view: StepView, rows: list[tuple[Entry, RunRow]], held: frozenset[SeqId], grants: Grants
+    ) -> None:
+        """Grant prompt tokens, the buckets taking turns."""
+        lanes = [Lane(self._queue.candidates(line, view, held)) for line in range(len(self._work))]
+        for entry, row in rows:
+            if row.todo > 1:
+                lanes[entry.line].begun.append(Chunk(entry, entry.tokens - row.todo, row.todo))
+        # A bucket that had nothing to do, or no room, may catch up by one step, not by all that others got meanwhile.
+        least = max(self._work) - view.max_step_tokens
+        self._work = [
+            max(work, least) if lane.begun or lane.head else work for work, lane in zip(self._work, lanes, strict=True)
+        ]
+        cost = self.predictor.cost
+        turns = Turns(
+            view=view,
+            grants=grants,
+            lanes=lanes,
+            work=list(self._work),
+            cost=cost,
+            seconds=self._allowance_s(cost, rows, grants),
+            room=self._queue.headroom(view, rows),
+            first_due=lambda passes, opened: self._first_due(passes, view, held.union(opened)),
+        )
+        turns.take()
+
+    def _first_due(self, passes: int, view: StepView, held: frozenset[SeqId]) -> Rank | None:
+        """Rank that nothing behind may be opened before, once `passes` more have happened in this plan."""
+        for entry in self._overtakes.due(passes):
+            if entry.job.seq not in held and not self._queue.left_alone(entry, view):
+                return entry.rank
+        return None
+
+    def _allowance_s(self, cost: StepCost | None, rows: list[tuple[Entry, RunRow]], grants: Grants) -> float:
+        """Seconds that prompts may add to the step; infinite while nothing is known."""
+        if cost is None:
+            return inf
+        work = StepWork()
+        for entry, row in rows:
+            if row.todo == 1:
+                work = work.decode(entry.tokens, grants.of(entry.job.seq))
+        base_s = cost.seconds(work)
+        allowance_s = inf if self._budget_s is None else self._budget_s - base_s
+        if work.decode_tokens:
+            if self._share > 0.0:
+                allowance_s = min(allowance_s, base_s / self._share - base_s)
+            allowance_s = max(allowance_s, _PREFILL_FLOOR * base_s)
+        return allowance_s

@@ -1,0 +1,45 @@
+"""Counts how often waiting sequences are passed, and says whose turn it is when the bound is reached."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from deepinfra.schedulers.queue import Entry, rank_of
+
+__all__ = ("Overtakes",)
+
+
+class Overtakes:
+    """Keeps every waiting sequence from being passed more than `limit` times.
+
+    B passes A when B is opened while A, which is before B in rank, waits. One counter serves all: a sequence notes it
+    on arrival, so the difference is never less than the times it was passed, and the earliest arrivals are the first
+    to be *due*. Nothing behind a due sequence may be opened before it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+        self._marks: OrderedDict[Entry, int] = OrderedDict()
+        self._due: list[Entry] = []
+
+    def wait(self, entry: Entry) -> None:
+        """A sequence begins to wait."""
+        self._marks[entry] = self.count
+
+    def leave(self, entry: Entry) -> None:
+        """A sequence no longer waits."""
+        if self._marks.pop(entry, None) is None:
+            del self._due[bisect_left(self._due, entry.rank, key=rank_of)]
+
+    def due(self, more: int) -> Sequence[Entry]:
+        """Sequences that nothing behind them may pass, by rank, once `more` passes have happened."""
+        while self._marks:
+            entry, mark = next(iter(self._marks.items()))
+            if self.count + more - mark < self.limit:
+                break
+            del self._marks[entry]
+            insort(self._due, entry, key=rank_of)
+        return self._due
