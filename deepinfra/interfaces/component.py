@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -28,6 +28,13 @@ class Component(AsyncContextManagerMixin, ABC):
     def give(self, clock: Clock, offload: Offload) -> None:
         """Replace time and threads; called by the engine before `async with`."""
         self.clock, self.offload = clock, offload
+
+    def explain(self) -> Mapping[str, str]:
+        """What was left to the part to decide, by the name of its option, and what it decided; default: nothing.
+
+        Valid after construction, from headers alone; words for people, shown by `deepinfra explain` and `serve`.
+        """
+        return {}
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
