@@ -15,6 +15,8 @@
     │   ├── UnsupportedFieldError   unsupported-parameter a field with an effect that is not honoured
     │   ├── ContextLengthError      context-length-exceeded
     │   ├── TemplateError           template-error        the model's template refuses this conversation
+    │   ├── InvalidJsonError        invalid-json          the body is no JSON value that can be served
+    │   ├── BodyTooLargeError       body-too-large        the body has more bytes than the server takes (413)
     │   └── ModelUnknownError       model-unknown         no engine of that name (404)
     ├── Overloaded                  overloaded            not admitted; try again after `retry_after_s` (429/503)
     ├── EngineError                 engine-error          the engine cannot serve this (5xx)
@@ -37,6 +39,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 __all__ = (
+    "BodyTooLargeError",
     "ClientTimeoutError",
     "ConfigError",
     "ContextLengthError",
@@ -48,6 +51,7 @@ __all__ = (
     "ExecutorError",
     "ExecutorLost",
     "InjectionError",
+    "InvalidJsonError",
     "ModelDownloadError",
     "ModelError",
     "ModelNotFoundError",
@@ -192,6 +196,22 @@ class TemplateError(RequestError):
     """Raised when the model's chat template refuses a conversation; carries the template's own message."""
 
     code = "template-error"
+
+
+class InvalidJsonError(RequestError):
+    """Raised when a body is not JSON, or JSON that no text of ours can hold (NaN, lone surrogates, repeated keys)."""
+
+    code = "invalid-json"
+
+
+class BodyTooLargeError(RequestError):
+    """Raised when a request's body has more bytes than the server takes."""
+
+    code = "body-too-large"
+
+    def __init__(self, limit_nbytes: int) -> None:
+        self.limit_nbytes = limit_nbytes
+        super().__init__(f"the request's body is larger than {limit_nbytes} bytes")
 
 
 class ModelUnknownError(RequestError):

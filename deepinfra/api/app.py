@@ -1,0 +1,115 @@
+"""`asgi`: engines in, an application out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from deepinfra.api.chat.request import parse_chat
+from deepinfra.api.completions.request import parse_completion
+from deepinfra.api.endpoint import Endpoint, Limits
+from deepinfra.api.errors import wire_error, wire_error_of
+from deepinfra.api.middleware import RequestLog
+from deepinfra.api.probes import probe_routes
+from deepinfra.engine import Engine
+from deepinfra.interfaces.given import Clock, Offload, SystemClock, ThreadOffload
+
+__all__ = ("App", "asgi")
+
+
+class App(Starlette):
+    """A Starlette application over engines.
+
+    Served by itself, it enters its engines in its own lifespan. Mounted into another application it needs that
+    application's help, because no framework runs the lifespan of a mounted app:
+
+        llm = asgi(engine)
+        app = FastAPI(lifespan=llm.lifespan)
+        app.mount("/llm", llm)
+
+    Attributes:
+        engines: By the model names they are served under.
+        lifespan: Enters the engines, and leaves them in reverse order; takes whatever application runs it.
+    """
+
+    engines: Mapping[str, Engine]
+    lifespan: Callable[[Any], AbstractAsyncContextManager[None]]
+
+
+def asgi(
+    engine: Engine | Mapping[str, Engine],
+    *,
+    max_body_nbytes: int = 8 * 1024 * 1024,
+    max_n: int = 64,
+    keepalive_s: float = 10.0,
+    clock: Clock | None = None,
+    offload: Offload | None = None,
+) -> App:
+    """An ASGI application that serves OpenAI's protocols from one engine or several.
+
+    Serves `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/ready` and `/metrics`. Installs no
+    signal handler and keeps nothing outside the returned object. CORS headers are not sent; add a middleware for
+    browsers.
+
+    Args:
+        engine: One engine, served under its own name, or engines by model name.
+        max_body_nbytes: Larger request bodies are refused with 413.
+        max_n: Most answers per request: `n`, or prompts times `n`.
+        keepalive_s: A streamed response begins with its first event or after this time, and a comment is sent
+            whenever it was silent for as long.
+        clock: Time for `created` and the access log.
+        offload: Threads for parsing large bodies.
+
+    Raises:
+        ValueError: No engine at all.
+    """
+    engines = dict(engine) if isinstance(engine, Mapping) else {engine.name: engine}
+    if not engines:
+        raise ValueError("an application needs at least one engine")
+    clock, offload = clock or SystemClock(), offload or ThreadOffload()
+    limits = Limits(max_body_nbytes=max_body_nbytes, max_n=max_n, keepalive_s=keepalive_s)
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            for each in dict.fromkeys(engines.values()):  # an engine under two names is entered once
+                await stack.enter_async_context(each)
+            yield
+
+    chat = Endpoint(parse_chat, engines, limits, clock, offload)
+    completions = Endpoint(parse_completion, engines, limits, clock, offload)
+    app = App(
+        routes=[
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+            *probe_routes(engines, int(clock.wall())),
+        ],
+        middleware=[Middleware(RequestLog, clock=clock)],
+        exception_handlers={HTTPException: _http_error, Exception: _server_error},
+        lifespan=lifespan,
+    )
+    app.engines, app.lifespan = engines, lifespan
+    return app
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What routing refuses, in OpenAI's shape."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        wire = wire_error("method-not-allowed", f"{request.method} is not allowed here; see the header 'allow'")
+    else:
+        wire = wire_error("not-found", f"there is nothing at {request.url.path}")
+    return Response(wire.body(), error.status_code, error.headers, media_type="application/json")
+
+
+async def _server_error(request: Request, error: Exception) -> Response:
+    wire = wire_error_of(error, {})
+    return Response(wire.body(), wire.status, media_type="application/json")

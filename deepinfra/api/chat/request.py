@@ -1,0 +1,136 @@
+"""`POST /v1/chat/completions`: the request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from deepinfra.api.chat.messages import ChatMessage, conversation_messages
+from deepinfra.api.chat.response import ChatWriter
+from deepinfra.api.chat.tools import FormatIn, Tool, ToolChoiceIn, constraint_of, tool_choice_of, tool_definitions
+from deepinfra.api.wire import MAX_TOP_LOGPROBS, Call, Options, SamplingFields, parse_fields
+from deepinfra.core.conversation import Conversation, JsonValue
+from deepinfra.core.kv import Retention
+from deepinfra.core.request import GenerateRequest
+from deepinfra.errors import RequestError
+
+__all__ = ("ChatRequest", "parse_chat")
+
+
+class Thinking(Options):
+    """DeepSeek's switch."""
+
+    type: Literal["enabled", "disabled"]
+
+
+class ChatRequest(SamplingFields):
+    """Fields of the body; see `SamplingFields` for what IGNORED and NEUTRAL mean.
+
+    `prediction` and the `prompt_cache_*` hints change speed only: every prefix is cached here, and
+    `prompt_cache_retention` is honoured (`24h` keeps the prompt's KV a day, `in_memory` keeps it out of stores).
+    """
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset(
+        {"user", "safety_identifier", "metadata", "prediction", "prompt_cache_key", "prompt_cache_options"}
+    )
+    NEUTRAL: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {
+        "audio": (),
+        "function_call": (),
+        "functions": (),
+        "modalities": (["text"],),
+        "moderation": (),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: ToolChoiceIn | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: FormatIn | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"] | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    thinking: Thinking | None = None
+
+    def check(self) -> None:
+        """See `SamplingFields.check`."""
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("'top_logprobs' is only allowed with 'logprobs': true", "top_logprobs")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise RequestError("'max_tokens' and 'max_completion_tokens' are both given and differ", "max_tokens")
+        off = self.thinking is not None and self.thinking.type == "disabled"
+        if self.thinking and self.reasoning_effort and off != (self.reasoning_effort == "none"):
+            raise RequestError("'thinking' and 'reasoning_effort' contradict each other", "thinking")
+
+    @property
+    def effort(self) -> str | None:
+        """Reasoning effort; `thinking` alone means DeepSeek's default, `high`, or none."""
+        if self.thinking is None or self.reasoning_effort is not None:
+            return self.reasoning_effort
+        return "high" if self.thinking.type == "enabled" else "none"
+
+
+def parse_chat(raw: Mapping[str, JsonValue], max_choices: int) -> Call:
+    """Read a request body.
+
+    Raises:
+        RequestError: Names the field that is wrong.
+    """
+    fields = parse_fields(ChatRequest, raw)
+    if (fields.n or 1) > max_choices:
+        raise RequestError(f"'n' must be at most {max_choices} on this server", "n")
+    messages = conversation_messages(fields.messages)
+    tools = tool_definitions(fields.tools or ())
+    constraint = constraint_of(fields.response_format)
+    if constraint is not None and constraint.kind == "json" and not any("json" in m.text.lower() for m in messages):
+        raise RequestError(
+            "'messages' must contain the word 'json' in some form to use 'response_format' of type 'json_object'",
+            "messages",
+        )
+    request = GenerateRequest(
+        input=Conversation(
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice_of(fields.tool_choice, fields.parallel_tool_calls, tools),
+            constraint=constraint,
+            effort=fields.effort,
+        ),
+        sampling=fields.sampling((fields.top_logprobs or 0) if fields.logprobs else None),
+        n=fields.n or 1,
+        seed=fields.seed,
+        max_tokens=fields.max_completion_tokens or fields.max_tokens,
+        stop=tuple(fields.stop or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        retention=_retention(fields.prompt_cache_retention),
+    )
+    return Call(
+        model=fields.model,
+        stream=bool(fields.stream),
+        include_usage=fields.include_usage,
+        requests=(request,),
+        writer=ChatWriter(),
+        id_prefix="chatcmpl-",
+        param_names={
+            "constraint": "response_format",
+            "effort": "reasoning_effort",
+            "input": "messages",
+            "prompt": "messages",
+        },
+    )
+
+
+def _retention(wanted: str | None) -> Retention:
+    match wanted:
+        case "24h":
+            return Retention(ttl_s=86400.0)
+        case "in_memory":
+            return Retention(traffic="none")
+    return Retention()

@@ -1,0 +1,116 @@
+"""One ASGI endpoint per protocol; one object owns a request from its first byte to its last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from deepinfra.api.body import ClientGone, parse_object, read_body
+from deepinfra.api.errors import WireError, wire_error, wire_error_of
+from deepinfra.api.exchange import AnswerFailed, Exchange, unless_gone
+from deepinfra.api.middleware import RequestRecord, record_of
+from deepinfra.api.sse import EventStream
+from deepinfra.api.wire import Call, Parse
+from deepinfra.engine import Engine
+from deepinfra.errors import DeepinfraError, ModelUnknownError
+from deepinfra.interfaces.given import Clock, Offload
+
+__all__ = ("Endpoint", "Limits")
+
+_logger = logging.getLogger("deepinfra.api")
+
+_OFFLOAD_NBYTES = 32 * 1024
+"""Bodies above this are parsed off the loop."""
+
+_JSON = [(b"content-type", b"application/json")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a request may ask of the server itself; see `app.asgi`."""
+
+    max_body_nbytes: int
+    max_n: int
+    keepalive_s: float
+
+
+class Endpoint:
+    """An ASGI application for one protocol.
+
+    Parse, then ask the engine inside `async with`, then answer: the client gone at any point means that the engine's
+    context is left, whatever middleware stands between.
+    """
+
+    def __init__(
+        self, parse: Parse, engines: Mapping[str, Engine], limits: Limits, clock: Clock, offload: Offload
+    ) -> None:
+        self._parse, self._engines, self._limits = parse, engines, limits
+        self._clock, self._offload = clock, offload
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        record = record_of(scope)
+        out = EventStream(send, self._limits.keepalive_s)
+        call: Call | None = None
+        try:
+            call = await self._read(scope, receive)
+            exchange = Exchange(call, self._engine(call, record), record, out, self._clock.wall())
+            rest = await unless_gone(receive, exchange.run)
+            if call.stream:
+                await out.write(rest, last=True)
+            else:
+                await _send(send, 200, _JSON, rest)
+        except (ClientGone, OSError):
+            record.gone = True
+            if not out.begun:  # middleware that waits for a response gets one; the client no longer sees it
+                await _send(send, 499, [], b"")
+        except Exception as error:
+            await self._fail(send, out, _told(error, call, record))
+
+    async def _read(self, scope: Scope, receive: Receive) -> Call:
+        body = await read_body(scope, receive, self._limits.max_body_nbytes)
+        if len(body) <= _OFFLOAD_NBYTES:
+            return self._call(body)
+        return await self._offload(self._call, body)
+
+    def _call(self, body: bytes) -> Call:
+        return self._parse(parse_object(body), self._limits.max_n)
+
+    def _engine(self, call: Call, record: RequestRecord) -> Engine:
+        engine = self._engines.get(call.model)
+        if engine is None:
+            raise ModelUnknownError(call.model, tuple(self._engines))
+        record.model = call.model
+        return engine
+
+    @staticmethod
+    async def _fail(send: Send, out: EventStream, told: WireError) -> None:
+        try:
+            if out.begun:
+                await out.write(b"data: " + told.body() + b"\n\n", last=True)
+            else:
+                await _send(send, told.status, told.headers(), told.body())
+        except OSError:
+            pass
+
+
+async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _told(error: Exception, call: Call | None, record: RequestRecord) -> WireError:
+    """What the client is told; what it is not told, or what is the server's own fault, is logged."""
+    if isinstance(error, AnswerFailed):
+        told = wire_error(error.event.code, error.event.message)
+    else:
+        told = wire_error_of(error, call.param_names if call else {})
+    if not isinstance(error, DeepinfraError | AnswerFailed):
+        _logger.error("request %s failed", record.id, exc_info=error)
+    elif told.status == 500:
+        _logger.error("request %s failed: %s: %s", record.id, told.code, told.message)
+    return told

@@ -1,0 +1,120 @@
+"""Errors on the wire: OpenAI's shape, one table from our codes to statuses, and pydantic's findings in our words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from pydantic import ValidationError
+
+from deepinfra.core.conversation import JsonValue
+from deepinfra.errors import (
+    ContextLengthError,
+    DeepinfraError,
+    Overloaded,
+    RequestError,
+    TemplateError,
+    UnsupportedFieldError,
+)
+
+__all__ = ("STATUS", "WireError", "request_error", "wire_error", "wire_error_of")
+
+
+class WireError(NamedTuple):
+    """One error as a client sees it."""
+
+    status: int
+    type: str
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+    def body(self) -> bytes:
+        """The JSON object, also sent as an event when a stream has begun."""
+        return msgspec.json.encode(
+            {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        )
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Content type, and `retry-after` in whole seconds where waiting helps."""
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode()))
+        return headers
+
+
+_LONGEST = 2000
+"""Characters of a message or path: both may quote what a client sent."""
+
+STATUS: Mapping[str, tuple[int, str, str]] = {
+    "invalid-request": (400, "invalid_request_error", "invalid_value"),
+    "unsupported-parameter": (400, "invalid_request_error", "unsupported_parameter"),
+    "context-length-exceeded": (400, "invalid_request_error", "context_length_exceeded"),
+    "template-error": (400, "invalid_request_error", "template-error"),
+    "invalid-json": (400, "invalid_request_error", "invalid_json"),
+    "body-too-large": (413, "invalid_request_error", "body-too-large"),
+    "model-unknown": (404, "invalid_request_error", "model_not_found"),
+    "not-found": (404, "invalid_request_error", "not_found"),
+    "method-not-allowed": (405, "invalid_request_error", "method_not_allowed"),
+    "overloaded": (429, "rate_limit_error", "rate_limit_exceeded"),
+    "engine-not-running": (503, "server_error", "engine-not-running"),
+    "engine-draining": (503, "server_error", "engine-draining"),
+    "pool-failed": (503, "server_error", "pool-failed"),
+    "cancelled": (503, "server_error", "engine-stopped"),
+    "deadline-exceeded": (504, "server_error", "deadline-exceeded"),
+    "client-timeout": (408, "server_error", "client-timeout"),
+}
+"""Our code to HTTP status, OpenAI's type and code. Where OpenAI has no word for it the code is ours; a code that is
+not listed is a fault of the server (500)."""
+
+
+def wire_error(code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> WireError:
+    """The wire form of one of our codes, as carried by an exception or by a `Failed` event."""
+    status, kind, word = STATUS.get(code, (500, "server_error", code))
+    if status == 429 and retry_after_s is None:
+        retry_after_s = 1.0
+    return WireError(status, kind, word, message[:_LONGEST], param and param[:_LONGEST], retry_after_s)
+
+
+def wire_error_of(error: Exception, param_names: Mapping[str, str]) -> WireError:
+    """The wire form of any exception; what is not ours is not described to the client.
+
+    `param_names` are the engine's field names in the protocol's words; `input` names what holds the prompt.
+    """
+    if not isinstance(error, DeepinfraError):
+        return wire_error("internal-error", "the server made a mistake; its log has the details")
+    message, param, retry_after_s = str(error), None, None
+    if isinstance(error, RequestError):
+        param = error.param
+        if param is None and isinstance(error, ContextLengthError | TemplateError):
+            param = "input"
+        if param is not None and param in param_names:
+            message = message.replace(repr(param), repr(param_names[param]))
+            param = param_names[param]
+    elif isinstance(error, Overloaded):
+        retry_after_s = error.retry_after_s
+    return wire_error(error.code, message, param=param, retry_after_s=retry_after_s)
+
+
+def request_error(error: ValidationError) -> RequestError:
+    """The first finding of pydantic, with the path as the client would write it (`messages.0.content.1.type`).
+
+    Union tags are written `<tag>` in our models and left out of paths; an unknown tag names the field that holds it.
+    """
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = [str(part) for part in first["loc"] if not (isinstance(part, str) and part.startswith("<"))]
+    context: Mapping[str, JsonValue] = first.get("ctx", {})
+    if first["type"] == "unknown_tag":
+        path.append(str(context["field"]))
+    param = ".".join(path)
+    match first["type"]:
+        case "extra_forbidden":
+            return UnsupportedFieldError(param, "is not a field of this request")
+        case "missing":
+            return RequestError(f"missing required field {param!r}", param)
+        case "value_error":
+            return RequestError(f"{param!r}: {context['error']}" if param else str(context["error"]), param or None)
+    return RequestError(f"{param!r}: {first['msg']}", param)

@@ -1,0 +1,170 @@
+"""From an admitted call to the bytes of its answer, while the client is there."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+import msgspec
+from starlette.types import Receive
+
+from deepinfra.api.body import ClientGone
+from deepinfra.api.middleware import RequestRecord
+from deepinfra.api.sse import DONE, EventStream, frame
+from deepinfra.api.wire import Call, Extension, Head, add_usage, usage_json
+from deepinfra.core.events import Event, Failed, Finished
+from deepinfra.core.request import Usage
+from deepinfra.engine import Engine, Stream
+
+__all__ = ("AnswerFailed", "Exchange", "unless_gone")
+
+T = TypeVar("T")
+
+
+class AnswerFailed(Exception):
+    """Raised when the engine gave up one of a call's answers."""
+
+    def __init__(self, event: Failed) -> None:
+        self.event = event
+        super().__init__(event.message)
+
+
+async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+    """Await `work()` and cancel it if the client leaves. What it raises comes out as it is, in no exception group.
+
+    Raises:
+        ClientGone: The client left.
+    """
+    gone = False
+    error: Exception | None = None
+    results: list[T] = []
+
+    async def watch() -> None:
+        nonlocal gone
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                await anyio.lowlevel.checkpoint()
+        except Exception:  # a server that cannot say any more whether the client is there
+            pass
+        gone = True
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        try:
+            results.append(await work())
+        except Exception as raised:
+            error = raised
+        group.cancel_scope.cancel()
+    if results:
+        return results[0]
+    if gone or error is None:
+        raise ClientGone from error
+    raise error
+
+
+class Exchange:
+    """One call on one engine: admission, answer, and nothing of it left afterwards."""
+
+    def __init__(self, call: Call, engine: Engine, record: RequestRecord, out: EventStream, created: float) -> None:
+        self._call, self._engine, self._record, self._out = call, engine, record, out
+        self._head = Head(id=call.id_prefix + secrets.token_hex(12), created=int(created), model=call.model)
+        self._streams: list[Stream] = []
+        self._fold = call.writer.fold()
+        self._open = sum(request.n for request in call.requests)
+        self._error: Exception | None = None
+
+    async def run(self) -> bytes:
+        """Ask the engine, deliver what it says, and return what is left to send when the engine is done.
+
+        Admission errors are raised as they are: nothing has been sent then, and no task group is around them.
+
+        Raises:
+            DeepinfraError: The request was not admitted.
+            AnswerFailed: It was, and an answer of it failed.
+            OSError: The client cannot be written to.
+        """
+        async with AsyncExitStack() as stack:
+            for request in self._call.requests:
+                self._streams.append(await stack.enter_async_context(self._engine.generate(request)))
+            try:
+                await self._deliver()
+            finally:
+                self._record.usage = self._usage
+        if self._error is not None:
+            raise self._error
+        if not self._call.stream:
+            return msgspec.json.encode(self._fold.answer(self._head, self._usage, self._extension))
+        if not self._call.include_usage:
+            return DONE
+        chunk = self._call.writer.chunk(self._head, ())
+        return frame({**chunk, "usage": usage_json(self._usage)}) + DONE
+
+    @property
+    def _usage(self) -> Usage:
+        return add_usage(stream.usage for stream in self._streams)
+
+    @property
+    def _extension(self) -> Extension:
+        return Extension(seed=self._streams[0].seed, cached=self._usage.cached)
+
+    async def _deliver(self) -> None:
+        """Every prompt's events, as they come; errors are kept, so that they leave the engine's contexts unwrapped."""
+        take = self._write if self._call.stream else self._keep
+        async with anyio.create_task_group() as group:
+
+            async def guarded(work: Callable[..., Awaitable[None]], *args: Any) -> None:
+                try:
+                    await work(*args)
+                except Exception as error:
+                    self._error = self._error or error
+                    group.cancel_scope.cancel()
+
+            async def alive() -> None:
+                await self._out.keep_alive()
+
+            async with anyio.create_task_group() as readers:
+                if self._call.stream:
+                    group.start_soon(guarded, alive)
+                for prompt, stream in enumerate(self._streams):
+                    readers.start_soon(guarded, self._read, prompt, stream, take)
+            group.cancel_scope.cancel()
+
+    async def _read(self, prompt: int, stream: Stream, take: Callable[[int, Sequence[Event]], Awaitable[None]]) -> None:
+        async for event in stream:
+            ready = [event]
+            while (more := stream.next_nowait()) is not None:
+                ready.append(more)
+            await take(prompt, ready)
+
+    async def _keep(self, prompt: int, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Failed):
+                raise AnswerFailed(event)
+            for choice in self._call.writer.choices(prompt, event):
+                self._fold.add(choice)
+
+    async def _write(self, prompt: int, events: Sequence[Event]) -> None:
+        """One body message for all events that are there; a failure is told after what came before it."""
+        frames: list[bytes] = []
+        failed: Failed | None = None
+        for event in events:
+            if isinstance(event, Failed):
+                failed = event
+                break
+            self._open -= isinstance(event, Finished)
+            for choice in self._call.writer.choices(prompt, event):
+                chunk = self._call.writer.chunk(self._head, (choice,))
+                if self._call.include_usage:
+                    chunk["usage"] = None
+                if self._open == 0 and choice["finish_reason"] is not None:
+                    chunk["deepinfra"] = self._extension.json()
+                frames.append(frame(chunk))
+        if frames:
+            await self._out.write(b"".join(frames))
+        if failed is not None:
+            raise AnswerFailed(failed)

@@ -1,0 +1,149 @@
+"""`/metrics`: an engine's own counters in Prometheus' words, read when somebody scrapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from deepinfra.engine import Engine
+from deepinfra.engine.stats import EngineStats, HistogramSnapshot, PoolStats
+
+__all__ = ("EngineCollector", "registry")
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+_STATES = ("stopped", "starting", "ready", "draining", "failed")
+
+_ENGINE_HISTOGRAMS = (
+    ("time_to_first_token_seconds", "From arrival to the first token, per answer.", "ttft"),
+    ("inter_token_seconds", "Between two tokens of an answer.", "itl"),
+    ("queue_wait_seconds", "From arrival to the first step, per answer.", "queue_wait"),
+    ("loop_lag_seconds", "How late the event loop ran a timer.", "loop_lag"),
+)
+
+_POOL_COUNTERS = (
+    ("steps", "Steps of the executor.", "steps"),
+    ("preemptions", "Running sequences that lost their blocks.", "preemptions"),
+    ("executor_losses", "Times the executor was lost.", "executor_losses"),
+    ("saves_dropped", "Blocks not saved to the store because there was no room to wait.", "saves_dropped"),
+    ("records_damaged", "Records of the store that did not pass the engine's check.", "records_damaged"),
+    ("drafts_verified", "Draft tokens verified.", "drafts_verified"),
+    ("drafts_accepted", "Draft tokens accepted.", "drafts_accepted"),
+    ("overhead_seconds", "Wall time of steps outside the executor.", "overhead_seconds"),
+)
+
+_POOL_GAUGES = (
+    ("saves_waiting", "Blocks waiting to be saved to the store.", "saves_waiting"),
+    ("staging_slots", "Host staging slots.", "slots_total"),
+    ("staging_slots_free", "Host staging slots in nobody's hands.", "slots_free"),
+)
+
+_STORE_COUNTERS = ("hits", "misses", "saved", "dropped", "damaged", "evicted", "expired")
+
+
+class EngineCollector(Collector):
+    """Turns `Engine.stats()` into metric families, one label `model` per engine, one `pool` where pools differ."""
+
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[Family]:
+        """See prometheus_client."""
+        stats = {model: engine.stats() for model, engine in self._engines.items()}
+        yield from _engines(stats)
+        pools = [(model, pool) for model, engine in stats.items() for pool in engine.pools]
+        yield from _pools(pools)
+        yield from _stores(pools)
+
+
+def registry(engines: Mapping[str, Engine]) -> CollectorRegistry:
+    """A registry of its own, so that several applications live in one process."""
+    own = CollectorRegistry(auto_describe=False)
+    own.register(EngineCollector(engines))
+    return own
+
+
+def _engines(stats: Mapping[str, EngineStats]) -> Iterator[Family]:
+    state = GaugeMetricFamily("deepinfra_engine_state", "1 for the state an engine is in.", labels=("model", "state"))
+    requests = CounterMetricFamily(
+        "deepinfra_answers", "Answers that ended, by finish reason or error code.", labels=("model", "reason")
+    )
+    cached = CounterMetricFamily(
+        "deepinfra_cached_tokens", "Prompt tokens not computed, by the tier they came from.", labels=("model", "tier")
+    )
+    prompt = CounterMetricFamily("deepinfra_prompt_tokens", "Tokens of prompts.", labels=("model",))
+    generated = CounterMetricFamily("deepinfra_generated_tokens", "Tokens generated.", labels=("model",))
+    for model, engine in stats.items():
+        for name in _STATES:
+            state.add_metric((model, name), float(name == engine.state))
+        for reason, count in engine.requests.items():
+            requests.add_metric((model, reason), count)
+        for tier, tokens in engine.cached_tokens.items():
+            cached.add_metric((model, tier), tokens)
+        prompt.add_metric((model,), engine.prompt_tokens)
+        generated.add_metric((model,), engine.generated_tokens)
+    yield from (state, requests, cached, prompt, generated)
+    for name, text, field in _ENGINE_HISTOGRAMS:
+        histogram = HistogramMetricFamily(f"deepinfra_{name}", text, labels=("model",))
+        for model, engine in stats.items():
+            _add_histogram(histogram, (model,), getattr(engine, field))
+        yield histogram
+
+
+def _pools(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
+    labels = ("model", "pool")
+    pools = list(pools)
+    sequences = GaugeMetricFamily("deepinfra_sequences", "Sequences, by what they do.", labels=(*labels, "state"))
+    blocks = GaugeMetricFamily(
+        "deepinfra_blocks", "Device blocks; free ones may hold cached prefixes.", labels=(*labels, "state")
+    )
+    seconds = HistogramMetricFamily("deepinfra_step_seconds", "Time inside the executor per step.", labels=labels)
+    for model, pool in pools:
+        sequences.add_metric((model, pool.name, "waiting"), pool.waiting)
+        sequences.add_metric((model, pool.name, "running"), pool.running)
+        blocks.add_metric((model, pool.name, "total"), pool.blocks_total)
+        blocks.add_metric((model, pool.name, "free"), pool.blocks_free)
+        blocks.add_metric((model, pool.name, "cached"), pool.blocks_cached)
+        _add_histogram(seconds, (model, pool.name), pool.step_seconds)
+    yield from (sequences, blocks, seconds)
+    for name, text, field in _POOL_COUNTERS:
+        counter = CounterMetricFamily(f"deepinfra_{name}", text, labels=labels)
+        for model, pool in pools:
+            counter.add_metric((model, pool.name), getattr(pool, field))
+        yield counter
+    for name, text, field in _POOL_GAUGES:
+        gauge = GaugeMetricFamily(f"deepinfra_{name}", text, labels=labels)
+        for model, pool in pools:
+            gauge.add_metric((model, pool.name), getattr(pool, field))
+        yield gauge
+
+
+def _stores(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
+    labels = ("model", "pool")
+    held = GaugeMetricFamily("deepinfra_store_bytes", "Bytes a store holds and may hold.", labels=(*labels, "what"))
+    records = GaugeMetricFamily("deepinfra_store_records", "Records a store holds.", labels=labels)
+    events = CounterMetricFamily(
+        "deepinfra_store_events", "Records of a store, by what became of them.", labels=(*labels, "event")
+    )
+    for model, pool in pools:
+        if pool.store is None:
+            continue
+        held.add_metric((model, pool.name, "used"), pool.store.nbytes)
+        held.add_metric((model, pool.name, "capacity"), pool.store.capacity_nbytes)
+        records.add_metric((model, pool.name), pool.store.records)
+        for event in _STORE_COUNTERS:
+            events.add_metric((model, pool.name, event), getattr(pool.store, event))
+    yield from (held, records, events)
+
+
+def _add_histogram(family: HistogramMetricFamily, labels: tuple[str, ...], snapshot: HistogramSnapshot) -> None:
+    """Prometheus' buckets are cumulative, ours are not."""
+    buckets: list[tuple[str, float]] = []
+    below = 0
+    for bound, count in zip((*map(str, snapshot.bounds), "+Inf"), snapshot.counts, strict=True):
+        below += count
+        buckets.append((bound, float(below)))
+    family.add_metric(labels, buckets, snapshot.total)

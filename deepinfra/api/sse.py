@@ -1,0 +1,75 @@
+"""Server-sent events: one response that begins as late as it can, shows that it lives, and ends once."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import anyio
+import msgspec
+from starlette.types import Send
+
+from deepinfra.api.wire import Json
+
+__all__ = ("DONE", "HEADERS", "KEEPALIVE", "EventStream", "frame")
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+"""Of every stream; the last keeps nginx from buffering it."""
+
+DONE = b"data: [DONE]\n\n"
+
+KEEPALIVE = b": keep-alive\n\n"
+"""A comment: readers skip it, proxies see that the connection lives."""
+
+_LINE_BREAKS = (
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+    (b"\xc2\x85", b"\\u0085"),
+)
+"""Characters at which `str.splitlines` breaks although JSON need not escape them; clients split with it."""
+
+
+def frame(value: Json) -> bytes:
+    """One event with a JSON object in its only line."""
+    data = msgspec.json.encode(value)
+    if not data.isascii():
+        for plain, escaped in _LINE_BREAKS:
+            data = data.replace(plain, escaped)
+    return b"data: " + data + b"\n\n"
+
+
+class EventStream:
+    """A response of server-sent events.
+
+    It begins with the first `write`, so that whatever fails before can still have a status of its own. Writers may
+    be several tasks; each `write` arrives whole.
+    """
+
+    def __init__(self, send: Send, keepalive_s: float) -> None:
+        self._send, self._keepalive_s = send, keepalive_s
+        self._lock = anyio.Lock()
+        self._writes = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether the status is on its way."""
+        return self._writes > 0
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send frames; waits while the client is slow."""
+        async with self._lock:
+            self._writes += 1
+            if self._writes == 1:
+                await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def keep_alive(self) -> NoReturn:
+        """Send a comment whenever nothing was written for `keepalive_s`; run beside the writers, then cancel."""
+        while True:
+            writes = self._writes
+            await anyio.sleep(self._keepalive_s)
+            if writes == self._writes:
+                await self.write(KEEPALIVE)
