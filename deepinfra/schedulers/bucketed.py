@@ -124,9 +124,9 @@ class Bucketed(Scheduler):
                 lanes[entry.line].begun.append(Chunk(entry, entry.tokens - row.todo, row.todo))
         # A bucket that had nothing to do, or no room, may catch up by one step, not by all that others got meanwhile.
         least = max(self._work) - view.max_step_tokens
-        self._work = [
-            max(work, least) if lane.begun or lane.head else work for work, lane in zip(self._work, lanes, strict=True)
-        ]
+        for line, lane in enumerate(lanes):
+            if lane.begun or lane.head:
+                self._work[line] = max(self._work[line], least)
         cost = self.predictor.cost
         turns = Turns(
             view=view,
