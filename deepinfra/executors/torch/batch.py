@@ -1,0 +1,176 @@
+"""A step's rows, packed: which token at which position, where its KV goes, and what it may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepinfra.executors.torch.kv import PagedKV
+
+__all__ = ("Batch", "Group", "Rows", "Tile", "build_batch")
+
+_TILE = 128
+"""Queries per tile of scores. Measured: 2.0 ms a layer for 512 rows, against 4.2 ms for torch's own attention."""
+
+_GROUPED = 16
+"""Up to so many rows a sequence joins others with as many rows in one batch of matrices (decoding, drafts)."""
+
+
+class Rows(NamedTuple):
+    """One sequence's rows of a step: `tokens` from position `start`, and its block table."""
+
+    tokens: NDArray[np.int64]
+    start: int
+    write_from: int
+    table: Sequence[int]
+
+
+class Tile(NamedTuple):
+    """Queries `first .. last` of every sequence of a group against positions `low .. high`.
+
+    `mask` `[seqs, 1, queries, high - masked]` is added to the scores from position `masked` on.
+    """
+
+    first: int
+    last: int
+    low: int
+    high: int
+    masked: int
+    mask: Tensor | None
+
+
+class Group(NamedTuple):
+    """Sequences with equally many rows, which lie together in the batch from row `at`.
+
+    `pages` are their blocks' rows in `PagedKV`, padded to the longest; `tiles` is by window.
+    """
+
+    at: int
+    seqs: int
+    queries: int
+    pages: Tensor
+    tiles: dict[int, tuple[Tile, ...]]
+
+
+@dataclass(slots=True)
+class Batch:
+    """A packed step.
+
+    Attributes:
+        order: `order[i]` is the index in the caller's list of the i-th sequence of the batch.
+        first: First row of each sequence, by the caller's index.
+        tokens: `[rows]`.
+        positions: `[rows]`.
+        written: Rows whose KV is written; `None` = all.
+        slots: Where, one per written row.
+    """
+
+    order: list[int]
+    first: list[int]
+    tokens: Tensor
+    positions: Tensor
+    written: Tensor | None
+    slots: Tensor
+    groups: list[Group]
+
+
+def build_batch(items: Sequence[Rows], kv: PagedKV, windows: Sequence[int], dtype: torch.dtype) -> Batch:
+    """Pack the rows of a step's sequences.
+
+    Args:
+        items: At least one, each with at least one row.
+        kv: Where tables point to.
+        windows: Distinct windows of the model's layers.
+        dtype: Of masks.
+    """
+    size = kv.block_size
+    order = sorted(range(len(items)), key=lambda i: (len(items[i].tokens), items[i].start))
+    first, at = [0] * len(items), 0
+    positions, slots, kept = [], [], []
+    for index in order:
+        item = items[index]
+        count = len(item.tokens)
+        first[index] = at
+        where = np.arange(item.start, item.start + count)
+        skipped = min(count, max(0, item.write_from - item.start))
+        positions.append(where)
+        table = np.asarray(item.table, np.int64)
+        slots.append(table[where[skipped:] // size] * size + where[skipped:] % size)
+        kept.append(np.arange(at + skipped, at + count))
+        at += count
+    written = np.concatenate(kept)
+    return Batch(
+        order=order,
+        first=first,
+        tokens=torch.from_numpy(np.concatenate([items[index].tokens for index in order])),
+        positions=torch.from_numpy(np.concatenate(positions)),
+        written=None if len(written) == at else torch.from_numpy(written),
+        slots=torch.from_numpy(np.concatenate(slots)),
+        groups=[
+            _group([items[i] for i in run], first[run[0]], kv, windows, dtype) for run in _runs(order, items, size)
+        ],
+    )
+
+
+def _runs(order: Sequence[int], items: Sequence[Rows], block_size: int) -> list[list[int]]:
+    """Cut the order where row counts change, or where padding to the longest would cost more than half again."""
+    runs: list[list[int]] = []
+    for index in order:
+        item = items[index]
+        if runs:
+            shortest = items[runs[-1][0]]
+            count = len(item.tokens)
+            fits = item.start + count <= 1.5 * (shortest.start + count) + 4 * block_size
+            if count == len(shortest.tokens) and count <= _GROUPED and fits:
+                runs[-1].append(index)
+                continue
+        runs.append([index])
+    return runs
+
+
+def _group(items: Sequence[Rows], at: int, kv: PagedKV, windows: Sequence[int], dtype: torch.dtype) -> Group:
+    size, queries = kv.block_size, len(items[0].tokens)
+    starts = np.array([item.start for item in items])
+    width = -(-int(starts.max() + queries) // size)
+    # Padding repeats a sequence's own first block, never another's: what is masked is still multiplied by zero, and a
+    # foreign block may hold numbers that are not finite.
+    blocks = np.empty((len(items), width), np.int64)
+    for row, item in zip(blocks, items, strict=True):
+        own = -(-(item.start + queries) // size)
+        row[:own] = item.table[:own]
+        row[own:] = item.table[0]
+    return Group(
+        at=at,
+        seqs=len(items),
+        queries=queries,
+        pages=kv.rows(torch.from_numpy(blocks.ravel())),
+        tiles={window: _tiles(starts, queries, window, dtype) for window in windows},
+    )
+
+
+def _tiles(starts: NDArray[np.int64], queries: int, window: int, dtype: torch.dtype) -> tuple[Tile, ...]:
+    least, most = int(starts.min()), int(starts.max())
+    tiles = []
+    for first in range(0, queries, _TILE):
+        last = min(queries, first + _TILE)
+        high = most + last
+        low = max(0, least + first - window + 1) if window else 0
+        rows = starts[:, None] + np.arange(first, last)
+        # Left of `masked` every row sees everything: no window begins there and no row's future is there.
+        masked = low if window and most + last - 1 - low >= window else min(least + first + 1, high)
+        mask = None
+        if masked < high:
+            columns = np.arange(masked, high)
+            hidden = columns[None, None] > rows[..., None]
+            if window:
+                hidden |= columns[None, None] <= rows[..., None] - window
+            zeros = torch.zeros((len(starts), 1, last - first, high - masked), dtype=dtype)
+            mask = zeros.masked_fill_(torch.from_numpy(hidden).unsqueeze(1), float("-inf"))
+        tiles.append(Tile(first, last, low, high, masked, mask))
+    return tuple(tiles)

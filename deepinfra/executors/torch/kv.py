@@ -1,0 +1,74 @@
+"""Paged keys and values, and the staging slots beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from deepinfra.core.ids import BlockId
+from deepinfra.core.kv import FRAME_NBYTES
+from deepinfra.core.step import Fill
+from deepinfra.executors.torch.config import DecoderConfig
+
+__all__ = ("PagedKV",)
+
+
+class PagedKV:
+    """Blocks of one model, `[layers, k|v, kv_heads, blocks, block_size, head_dim]`.
+
+    Heads lie outside blocks, so that reading a batch's blocks by number gives `[k|v, kv_heads, seqs, positions,
+    head_dim]`, which is a batch of matrices without a copy. A record's payload has the order of the model, `[layers,
+    k|v, positions, kv_heads, head_dim]`, whatever the device prefers.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.num_kv_heads, self.head_dim = config.num_kv_heads, config.head_dim
+        # Zeros are not touched until written: the kernel maps them on demand.
+        shape = (config.num_layers, 2, config.num_kv_heads, num_blocks, block_size, config.head_dim)
+        self._data = torch.zeros(shape, dtype=dtype)
+        self._positions = self._data.view(config.num_layers, 2, config.num_kv_heads, -1, config.head_dim)
+        self.pages = [
+            (layer[0], layer[1], whole.view(-1, block_size * config.head_dim))
+            for layer, whole in zip(self._positions.unbind(0), self._data.unbind(0), strict=True)
+        ]
+        self._heads = torch.arange(2 * config.num_kv_heads).unsqueeze(1) * num_blocks
+
+    def rows(self, blocks: Tensor) -> Tensor:
+        """Row numbers in a layer's pages that hold `blocks` (any order, flat), for keys and values of all heads."""
+        return (self._heads + blocks).flatten()
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Write `[rows, kv_heads, head_dim]` at `slots` (block * block_size + offset)."""
+        key_page, value_page, _ = self.pages[layer]
+        key_page.index_copy_(1, slots, keys.transpose(0, 1))
+        value_page.index_copy_(1, slots, values.transpose(0, 1))
+
+    def read(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the blocks that `rows` names, each `[kv_heads * seqs, positions, head_dim]`-viewable."""
+        keys, values = self.pages[layer][2].index_select(0, rows).chunk(2)
+        return keys, values
+
+    def clear(self, blocks: Iterable[int]) -> None:
+        """Zero blocks."""
+        for block in blocks:
+            self._data[:, :, :, block].zero_()
+
+    def fill(self, fill: Fill, slot: memoryview) -> None:
+        """Copy a slot's payload into a block."""
+        self._block(fill.block).copy_(self._payload(slot))
+
+    def drain(self, block: BlockId, slot: memoryview) -> None:
+        """Copy a block into a slot's payload."""
+        self._payload(slot).copy_(self._block(block))
+
+    def _block(self, block: int) -> Tensor:
+        if not 0 <= block < self.num_blocks:
+            raise IndexError(f"block {block} is not one of {self.num_blocks}")
+        return self._data[:, :, :, block].transpose(2, 3)
+
+    def _payload(self, slot: memoryview) -> Tensor:
+        shape = (self._data.shape[0], 2, self.block_size, self.num_kv_heads, self.head_dim)
+        return torch.frombuffer(slot, dtype=self._data.dtype, offset=FRAME_NBYTES).view(shape)

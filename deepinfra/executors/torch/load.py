@@ -1,0 +1,40 @@
+"""Makes a runner: settings of the thread, weights, KV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from deepinfra.executors.torch.config import DecoderConfig
+from deepinfra.executors.torch.families.llama import Llama
+from deepinfra.executors.torch.kv import PagedKV
+from deepinfra.executors.torch.ops import warm_allocator
+from deepinfra.executors.torch.runner import Runner
+from deepinfra.executors.torch.weights.read import WeightReader
+from deepinfra.models import TensorSource
+
+__all__ = ("load",)
+
+
+def load(
+    tensors: TensorSource,
+    config: DecoderConfig,
+    *,
+    dtype: str,
+    num_blocks: int,
+    block_size: int,
+    threads: int | None,
+    slot: Callable[[int], memoryview],
+    now: Callable[[], float],
+    checkpoint: Callable[[], None],
+) -> tuple[Runner, PagedKV]:
+    """Read a model's weights and make room for its KV; to be called on the thread that will run its steps."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    warm_allocator()
+    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    with torch.inference_mode():
+        model = Llama(config, WeightReader(tensors, kind, checkpoint), kind)
+        kv = PagedKV(config, kind, num_blocks, block_size)
+    return Runner(model, kv, slot, now, kind), kv

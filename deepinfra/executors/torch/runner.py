@@ -1,0 +1,255 @@
+"""Runs steps, one after the other, on the thread it lives on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from deepinfra.core.ids import Epoch, SeqId
+from deepinfra.core.sampling import Purpose, uniform
+from deepinfra.core.step import (
+    MaskRows,
+    SeqFailure,
+    SeqOpen,
+    SeqOutput,
+    StepPlan,
+    StepResult,
+    TokenProbs,
+    WorkItem,
+)
+from deepinfra.errors import StepFailed
+from deepinfra.executors.torch.batch import Batch, Rows, build_batch
+from deepinfra.executors.torch.families.llama import Llama
+from deepinfra.executors.torch.kv import PagedKV
+from deepinfra.executors.torch.sampler import Drawn, Row, sample
+
+__all__ = ("Runner",)
+
+
+class _Seq:
+    """An open sequence: its tokens so far and its block table."""
+
+    __slots__ = ("_buffer", "epoch", "error", "length", "opened", "table")
+
+    def __init__(self, opened: SeqOpen, error: str) -> None:
+        self.opened, self.error = opened, error
+        self.epoch: Epoch = opened.epoch
+        self.length = len(opened.tokens)
+        self._buffer = np.array(opened.tokens, np.int64)
+        self.table = list(opened.blocks)
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        return self._buffer[: self.length]
+
+    def append(self, tokens: Sequence[int]) -> None:
+        end = self.length + len(tokens)
+        if end > len(self._buffer):
+            self._buffer = np.concatenate((self.tokens, np.empty(max(256, end), np.int64)))
+        self._buffer[self.length : end] = tokens
+        self.length = end
+
+
+class _Work(NamedTuple):
+    """An item that can be computed, its sequence and its rows."""
+
+    item: WorkItem
+    seq: _Seq
+    rows: Rows
+
+
+class Runner:
+    """A model with its KV and open sequences; not thread-safe.
+
+    Args:
+        model: With its weights.
+        kv: Its memory.
+        slot: Gives a staging slot's bytes.
+        now: Seconds, for `StepResult.seconds`.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        kv: PagedKV,
+        slot: Callable[[int], memoryview],
+        now: Callable[[], float],
+        dtype: torch.dtype,
+    ) -> None:
+        self._model, self._kv, self._slot, self._now, self._dtype = model, kv, slot, now, dtype
+        self._windows = tuple(sorted(set(model.config.windows)))
+        self._seqs: dict[SeqId, _Seq] = {}
+        # Blocks that may hold numbers that are not finite; zeroed before another sequence writes to them.
+        self._tainted: set[int] = set()
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, masks: Callable[[], MaskRows]) -> StepResult:
+        """Run one step; `masks` waits for the masks of a masked plan.
+
+        An item that does not fit its sequence fails alone; so does a sequence whose numbers are not finite.
+
+        Raises:
+            StepFailed: Names every sequence that has an item; what the plan told stands, nothing was sampled.
+        """
+        began = self._now()
+        work: list[_Work] = []
+        failed: list[SeqFailure] = []
+        outputs: tuple[SeqOutput, ...] = ()
+        try:
+            self._apply(plan)
+            for item in plan.items:
+                try:
+                    work.append(self._admit(item))
+                except ValueError as error:
+                    failed.append(SeqFailure(item.seq, str(error)))
+            if work:
+                outputs = self._compute(work, masks if plan.masked else None, failed)
+        except Exception as error:  # torch raises what it likes; the thread and the other sequences live on
+            raise StepFailed([item.seq for item in plan.items], f"{type(error).__name__}: {error}") from error
+        return StepResult(plan.step, outputs, self._now() - began, tuple(failed))
+
+    def _apply(self, plan: StepPlan) -> None:
+        for closed in plan.closed:
+            self._seqs.pop(closed, None)
+        for opened in plan.opened:
+            self._seqs[opened.seq] = _Seq(opened, self._why_not(opened))
+        for item in plan.items:
+            seq = self._seqs.get(item.seq)
+            if item.blocks and seq is not None and seq.epoch == item.epoch:
+                seq.error = seq.error or self._bad_blocks(item.blocks)
+                seq.table.extend(item.blocks)
+                self._clear_tainted(item.blocks)
+        for fill in plan.fills:
+            self._kv.fill(fill, self._slot(fill.slot))
+            self._tainted.discard(fill.block)
+        if plan.placement is not None:
+            raise ValueError("a dense model has no experts to place")
+
+    def _clear_tainted(self, blocks: Sequence[int]) -> None:
+        if tainted := self._tainted.intersection(blocks):
+            self._kv.clear(tainted)
+            self._tainted -= tainted
+
+    def _why_not(self, opened: SeqOpen) -> str:
+        vocab = self._model.config.vocab_size
+        if not opened.tokens:
+            return "it has no tokens"
+        if min(opened.tokens) < 0 or max(opened.tokens) >= vocab:
+            return f"it has a token outside the vocabulary of {vocab}"
+        if any(not 0 <= token < vocab for token, _ in opened.sampling.logit_bias):
+            return f"logit_bias names a token outside the vocabulary of {vocab}"
+        return self._bad_blocks(opened.blocks)
+
+    def _bad_blocks(self, blocks: Sequence[int]) -> str:
+        bad = [block for block in blocks if not 0 <= block < self._kv.num_blocks]
+        return f"block {bad[0]} is not one of {self._kv.num_blocks}" if bad else ""
+
+    def _admit(self, item: WorkItem) -> _Work:
+        seq = self._seqs.get(item.seq)
+        if seq is None or seq.epoch != item.epoch:
+            raise ValueError(f"sequence {item.seq} is not open in epoch {item.epoch}")
+        if seq.error:
+            raise ValueError(seq.error)
+        if item.head_drafts:
+            raise ValueError("this executor has no draft head")
+        known, end = seq.length, item.start + item.length
+        fits = 0 <= item.start < min(end, known) and item.samples == (end >= known)
+        if not fits or end != (known + len(item.drafts) if item.samples else end) or (item.drafts and not item.samples):
+            raise ValueError(f"positions {item.start}..{end} and {len(item.drafts)} drafts do not fit {known} tokens")
+        if end > self._model.config.max_positions or end > len(seq.table) * self._kv.block_size:
+            raise ValueError(f"position {end - 1} has no block, or is beyond the model's positions")
+        tokens = seq.tokens[item.start : end]
+        if item.drafts:
+            # A draft outside the vocabulary is never accepted; any token stands in for it.
+            vocab = self._model.config.vocab_size
+            drafts = [draft if 0 <= draft < vocab else 0 for draft in item.drafts]
+            tokens = np.concatenate((tokens, np.array(drafts, np.int64)))
+        return _Work(item, seq, Rows(tokens, item.start, item.write_from, seq.table))
+
+    def _compute(
+        self, work: Sequence[_Work], masks: Callable[[], MaskRows] | None, failed: list[SeqFailure]
+    ) -> tuple[SeqOutput, ...]:
+        batch = build_batch([one.rows for one in work], self._kv, self._windows, self._dtype)
+        hidden = self._model.forward(batch, self._kv)
+        finite = torch.isfinite(hidden.sum(-1)).tolist()
+        sampling: list[int] = []  # rows that sample, each item's together
+        rows: list[Row] = []
+        allowed = _unpack(masks(), self._model.config.vocab_size) if masks is not None else {}
+        for index, one in enumerate(work):
+            if one.item.samples:
+                last = batch.first[index] + one.item.length
+                sampling.extend(range(last - len(one.item.drafts) - 1, last))
+                rows.extend(_rows(one, allowed.get(one.item.seq)))
+        drawn: list[Drawn] = []
+        if sampling:
+            chosen = hidden if len(sampling) == len(hidden) and sampling == sorted(sampling) else hidden[sampling]
+            drawn = sample(self._model.logits(chosen), rows)
+        return self._conclude(work, batch, finite, drawn, failed)
+
+    def _conclude(
+        self,
+        work: Sequence[_Work],
+        batch: Batch,
+        finite: Sequence[bool],
+        drawn: Sequence[Drawn],
+        failed: list[SeqFailure],
+    ) -> tuple[SeqOutput, ...]:
+        """Verify drafts and take the tokens; nothing after this can fail."""
+        outputs: list[SeqOutput] = []
+        at = 0
+        for index, one in enumerate(work):
+            item, first = one.item, batch.first[index]
+            own = drawn[at : at + len(item.drafts) + 1] if item.samples else ()
+            at += len(own)
+            if not all(finite[first : first + item.length]):
+                self._tainted.update(one.seq.table)
+                one.seq.error = "the model's numbers are not finite"
+                failed.append(SeqFailure(item.seq, one.seq.error))
+                continue
+            tokens: list[int] = []
+            probs: list[TokenProbs] = []
+            why = ""
+            for position, result in enumerate(own):
+                if why := result.failed:
+                    break
+                tokens.append(result.token)
+                if result.probs is not None:
+                    probs.append(result.probs)
+                if position < len(item.drafts) and item.drafts[position] != result.token:
+                    break
+            if why:
+                one.seq.error = why
+                failed.append(SeqFailure(item.seq, why))
+                continue
+            one.seq.append(tokens)
+            outputs.append(SeqOutput(item.seq, item.epoch, tuple(tokens), tuple(probs)))
+        return tuple(outputs)
+
+
+def _rows(one: _Work, allowed: NDArray[np.bool_] | None) -> list[Row]:
+    """How the rows of one item that sample become tokens: row `d` follows the first `d` drafts."""
+    opened, known = one.seq.opened, one.seq.length
+    params = opened.sampling
+    line = one.seq.tokens
+    if one.item.drafts:
+        line = np.concatenate((line, one.rows.tokens[len(one.rows.tokens) - len(one.item.drafts) :]))
+    draws = params.temperature > 0
+    rows = []
+    for count in range(len(one.item.drafts) + 1):
+        position = known + count
+        draw = uniform(opened.seed, opened.choice, position, Purpose.SAMPLE) if draws else 0.0
+        mask = allowed[count] if allowed is not None and count < len(allowed) else None
+        rows.append(Row(params, draw, line[:position], opened.prompt_len, mask))
+    return rows
+
+
+def _unpack(masks: MaskRows, vocab: int) -> dict[SeqId, NDArray[np.bool_]]:
+    """Masks `[rows, vocab]` of each sequence."""
+    packed = np.frombuffer(masks.bits, np.uint8).reshape(sum(masks.rows_per_seq), -1)
+    bits = np.unpackbits(packed, axis=1, count=vocab, bitorder="little").astype(np.bool_)
+    ends = np.cumsum(masks.rows_per_seq)
+    return {seq: bits[end - count : end] for seq, count, end in zip(masks.seqs, masks.rows_per_seq, ends, strict=True)}

@@ -1,0 +1,76 @@
+"""One thread that does an executor's work in the order it was given, and tells the event loop."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+
+from deepinfra.errors import ExecutorLost
+
+__all__ = ("Job", "Worker")
+
+T = TypeVar("T")
+
+
+class Job(Generic[T]):
+    """Something the thread does once; `wait` from the event loop that posted it."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._done = anyio.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self, gone: bool) -> Callable[[], None]:
+        """Do it, on the thread; returns what the event loop has to call."""
+        try:
+            if gone:
+                raise ExecutorLost("the executor was left")
+            self._value = self._call()
+        except BaseException as error:  # a thread's door: whatever it is belongs to who waits
+            self._error = error
+        return self._done.set
+
+    async def wait(self) -> T:
+        """The result; a cancelled wait leaves the thread at its work."""
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+
+class Worker:
+    """A thread with a queue; made on the event loop that will post to it."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Job[object] | None] = queue.SimpleQueue()
+        self._token = anyio.lowlevel.current_token()
+        self._ended = anyio.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.leaving = threading.Event()
+        self._thread.start()
+
+    def post(self, call: Callable[[], T]) -> Job[T]:
+        """Queue a call; never blocks. Once `close` has begun, jobs fail with `ExecutorLost`."""
+        job = Job(call)
+        self._jobs.put(job)  # type: ignore[arg-type]
+        return job
+
+    async def close(self) -> None:
+        """Let the running job end, fail those behind it, and end the thread; not cancellable."""
+        self.leaving.set()
+        self._jobs.put(None)
+        with anyio.CancelScope(shield=True):
+            await self._ended.wait()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            anyio.from_thread.run_sync(job.run(self.leaving.is_set()), token=self._token)
+        anyio.from_thread.run_sync(self._ended.set, token=self._token)
