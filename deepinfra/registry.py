@@ -124,7 +124,7 @@ class Registry:
         self._add(self._schedulers, "scheduler", name, factory, options)
 
     def kvstore(self, name: str, factory: Callable[[O], KVStore], *, options: type[O]) -> None:
-        """Register a KV store; see `recipe`."""
+        """Register a KV store; see `recipe`. A field `path` of its options gets the server's KV folder by default."""
         self._add(self._kvstores, "kvstore", name, factory, options)
 
     def executor(self, name: str, factory: Callable[[O], Executor], *, options: type[O], process: bool = True) -> None:

@@ -1,0 +1,190 @@
+"""`deepinfra serve`: a model behind HTTP, until a signal says stop."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from deepinfra.cli.setup import Config, Model, blueprint_for, fetch_models
+from deepinfra.errors import ResourceError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+    from uvicorn import Server
+
+    from deepinfra.config import Blueprint
+    from deepinfra.engine import Engine
+    from deepinfra.registry import Registry
+
+__all__ = ("serve",)
+
+_CLOSE_S = 5.0
+"""How long connections may take to close after their last answer."""
+
+_OBSERVE_S = 1.0
+
+
+def serve(
+    model: Model = None,
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Address to listen on (127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on (8000); 0 takes one.")] = None,
+    config: Config = None,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Keep no KV on disk.")] = False,
+) -> None:
+    """Serve a model with the API of OpenAI, until SIGTERM or Ctrl-C.
+
+    The first signal stops new requests, lets running ones finish, and saves their KV; a second one stops at once.
+    """
+    from deepinfra.registry import load_plugins
+
+    keywords: dict[str, object] = {"model": model, "host": host, "port": port}
+    if no_store:
+        keywords["pool"] = {"store": {"use": "none"}}
+    registry = load_plugins()
+    blueprint = blueprint_for(config, keywords, registry=registry)
+    _warn_if_open(blueprint.settings.host)
+    with _listener(blueprint.settings.host, blueprint.settings.port) as listener:
+        fetch_models(blueprint)
+        engine = blueprint.build()
+        _print_plan(blueprint, engine)
+        # uvicorn runs on asyncio only.
+        uvloop = importlib.util.find_spec("uvloop") is not None
+        anyio.run(_serve, blueprint, engine, registry, listener, backend_options={"use_uvloop": uvloop})
+
+
+async def _serve(blueprint: Blueprint, engine: Engine, registry: Registry, listener: socket.socket) -> None:
+    from deepinfra.api.app import asgi
+
+    settings = blueprint.settings
+    limits = settings.api
+    app = asgi(engine, max_body_nbytes=limits.max_body_nbytes, max_n=limits.max_n, keepalive_s=limits.keepalive_s)
+    for path, mounted in registry.routes(engine).items():
+        app.mount(path, mounted)
+    async with app.lifespan(app):
+        listening = anyio.Event()
+        server = _server(app, listening)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_stop_on_signal, server, engine, settings.drain_deadline_s)
+            tasks.start_soon(_announce, listening, blueprint, listener)
+            tasks.start_soon(_observe, registry, engine)
+            await server.serve(sockets=[listener])
+            tasks.cancel_scope.cancel()
+
+
+def _server(app: ASGIApp, listening: anyio.Event) -> Server:
+    import uvicorn
+
+    class Quiet(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Generator[None]:
+            yield  # signals are this command's business
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            listening.set()
+
+    return Quiet(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(_CLOSE_S),
+        )
+    )
+
+
+async def _stop_on_signal(server: Server, engine: Engine, deadline_s: float) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            typer.echo(f"{number.name}: finishing running requests, {deadline_s:g} s at most; again to stop at once")
+            break
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # SIGTERM has its default again; KV on disk survives either
+    if not await engine.drain(deadline_s):
+        typer.echo("not everything was finished in time", err=True)
+    server.should_exit = True
+
+
+async def _announce(listening: anyio.Event, blueprint: Blueprint, listener: socket.socket) -> None:
+    await listening.wait()
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    body = json.dumps({"model": blueprint.name, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]})
+    quoted = body.replace("'", "'\\''")
+    typer.echo(f"Serving {blueprint.name} on {url}. Try:\n")
+    typer.echo(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{quoted}'\n")
+
+
+async def _observe(registry: Registry, engine: Engine) -> None:
+    observers = registry.observers()
+    try:
+        while observers:
+            for observer in observers:
+                observer(engine.stats())
+            await anyio.sleep(_OBSERVE_S)
+    finally:
+        for observer in observers:
+            observer(engine.stats())
+
+
+# -- before anything runs -------------------------------------------------------------------------
+
+
+def _warn_if_open(host: str) -> None:
+    if host == "localhost":
+        return
+    try:
+        if ip_address(host).is_loopback:
+            return
+    except ValueError:
+        pass
+    typer.secho(
+        f"WARNING: {host} can be reached from other machines and this server has no API keys: "
+        "whoever can connect can use it. Put a proxy that authenticates in front, or listen on 127.0.0.1.",
+        err=True,
+        fg="red",
+        bold=True,
+    )
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: who connects before the model is there is refused, not left waiting."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except socket.gaierror as error:
+        raise ResourceError(f"host {host!r} is no address of this machine: {error.strerror}") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ResourceError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port"
+        ) from None
+    return listener
+
+
+def _print_plan(blueprint: Blueprint, engine: Engine) -> None:
+    for plan, pool in zip(blueprint.pools, engine.pools, strict=True):
+        for name, words in pool.executor.explain().items():
+            typer.echo(f"{pool.name} {name}: {words}")
+        if plan.store is None:
+            typer.echo(f"{pool.name} KV store: none")
+        else:
+            options = plan.store.options.model_dump(mode="json")
+            shown = ", ".join(f"{name} {value}" for name, value in options.items())
+            off = "; --no-store turns it off" if plan.store.at[0] == "pool" else ""
+            typer.echo(f"{pool.name} KV store: {plan.store.entry.name}, {shown}{off}")

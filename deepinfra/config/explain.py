@@ -1,0 +1,104 @@
+"""Every value of a blueprint, where it came from, and what "auto" became."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pydantic import BaseModel
+
+from deepinfra.config.resolve import Blueprint, Part, PoolBlueprint
+from deepinfra.config.settings import PartChoice
+from deepinfra.config.sources import Key
+from deepinfra.interfaces import Component
+
+__all__ = ("Value", "explain")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One setting as it is in effect.
+
+    Attributes:
+        name: Its dotted path, as in the file.
+        value: As JSON; secrets are masked.
+        origin: Where it was written, or whose default it is.
+        about: What it means.
+        became: What the part made of a value that was left to it; empty if nothing was, or it was not asked.
+    """
+
+    name: str
+    value: object
+    origin: str
+    about: str = ""
+    became: str = ""
+
+
+def explain(blueprint: Blueprint, *, ask_parts: bool = False) -> tuple[Value, ...]:
+    """All values, in the order of the settings.
+
+    Args:
+        blueprint: What is to be explained.
+        ask_parts: Build the parts to learn what they make of values that were left to them; reads (and fetches)
+            models' headers.
+
+    Raises:
+        ModelError: `ask_parts`, and a model is not there or cannot be used.
+    """
+    values = list(_scalars(blueprint, blueprint.settings, ()))
+    values += _part(blueprint, blueprint.recipe, "what turns requests into tokens and back")
+    for pool in blueprint.pools:
+        values += _pool(blueprint, pool)
+    if not ask_parts:
+        return tuple(values)
+    became: dict[str, str] = {}
+    parts: list[Part[Component]] = [blueprint.recipe, *(part for pool in blueprint.pools for part in pool.parts)]
+    for part in parts:
+        became |= {".".join((*part.at, name)): words for name, words in part.build().explain().items()}
+    explained = [replace(value, became=became.pop(value.name, "")) for value in values]
+    extra = [Value(name, words, "computed") for name, words in became.items()]
+    return (*explained, *extra)
+
+
+def _scalars(blueprint: Blueprint, model: BaseModel, at: Key) -> Iterator[Value]:
+    dumped = model.model_dump(mode="json")
+    for name, info in type(model).model_fields.items():
+        value, key = getattr(model, name), (*at, name)
+        if isinstance(value, PartChoice) or key in (("pool",), ("prefill",), ("decode",)):
+            continue
+        if isinstance(value, BaseModel):
+            yield from _scalars(blueprint, value, key)
+        elif key == ("name",) and value is None:
+            yield Value("name", blueprint.name, "from model", info.description or "")
+        else:
+            yield Value(".".join(key), dumped[name], _origin(blueprint, key, "default"), info.description or "")
+
+
+def _pool(blueprint: Blueprint, pool: PoolBlueprint) -> Iterator[Value]:
+    at = pool.executor.at[:-1]
+    for kind in ("scheduler", "executor", "store", "speculator", "placer"):
+        part: Part[Component] | None = getattr(pool, kind)
+        if part is not None:
+            yield from _part(blueprint, part, "")
+        else:
+            key = (*at, kind, "use")
+            yield Value(".".join(key), "none", _origin(blueprint, key, "default"), f"no {kind}")
+        if kind == "executor":
+            key = (*at, kind, "process")
+            origin = _origin(blueprint, key, f"default of {pool.executor.entry.name}")
+            yield Value(".".join(key), pool.process, origin, "run it in a child process")
+
+
+def _part(blueprint: Blueprint, part: Part[Component], about: str) -> Iterator[Value]:
+    key = (*part.at, "use")
+    yield Value(".".join(key), part.entry.name, _origin(blueprint, key, "default"), about or f"by {part.entry.origin}")
+    dumped = part.options.model_dump(mode="json")
+    for name, info in type(part.options).model_fields.items():
+        key = (*part.at, name)
+        from_server = name == "model" and blueprint.provenance.of(key) is None
+        origin = "from model" if from_server else _origin(blueprint, key, f"default of {part.entry.name}")
+        yield Value(".".join(key), dumped[name], origin, info.description or "")
+
+
+def _origin(blueprint: Blueprint, key: Key, otherwise: str) -> str:
+    return blueprint.provenance.of(key) or otherwise
