@@ -1,0 +1,6 @@
+"""Any executor in a child process: what `deepinfra serve` uses, so that a busy step never holds the server's loop."""
+
+from deepinfra.executors.process.child import serve_child
+from deepinfra.executors.process.parent import ProcessExecutor
+
+__all__ = ("ProcessExecutor", "serve_child")
