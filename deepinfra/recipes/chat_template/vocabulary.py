@@ -1,0 +1,219 @@
+"""Which tokens are control tokens, and an encoder that makes them only where it is told to.
+
+The model's tokenizer is loaded a second time with every control token under a name that nobody can type. A prompt is
+encoded in one call with those names in place of the template's markers, so merges, prefix rules and white-space flags
+act exactly as in training; the spelling that a user can type does not exist in that vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+import tokenizers
+
+from deepinfra.errors import InjectionError, ModelError
+
+__all__ = ("SafeEncoder", "control_tokens")
+
+_MARKER = re.compile(r"<[^<>\s]+>|<\|.*\|>|\[/?[A-Z][A-Z0-9_ ]*\]|<｜.*｜>", re.DOTALL)
+
+
+def control_tokens(definition: Mapping[str, Any], literals: Iterable[str], special: Iterable[int]) -> dict[str, int]:
+    """Spelling and id of every token that no text may become.
+
+    Args:
+        definition: A `tokenizer.json`.
+        literals: The chat template's own text.
+        special: Ids that the model's files call control tokens.
+
+    Of the added tokens these are the special ones, those that the template writes, and those shaped like a marker;
+    white space, words and bare punctuation stay text, and anything else is control.
+    """
+    special, written = set(special), "\0".join(literals)
+    control: dict[str, int] = {}
+    for token in definition["added_tokens"]:
+        content = token["content"]
+        plain = not content.strip() or content.isalnum()
+        shaped = _MARKER.fullmatch(content) or content in written or any(map(str.isalnum, content))
+        if token["special"] or token["id"] in special or (shaped and not plain):
+            control[content] = token["id"]
+    missing = special - set(control.values())
+    if missing:
+        control |= {text: token for text, token in _pieces(definition["model"]).items() if token in missing}
+    return control
+
+
+def _pieces(model: Mapping[str, Any]) -> dict[str, int]:
+    vocab = model["vocab"]
+    return vocab if isinstance(vocab, dict) else {piece[0]: index for index, piece in enumerate(vocab)}
+
+
+class SafeEncoder:
+    """Encodes text in which given ranges, and nothing else, are control tokens. Thread-safe.
+
+    Args:
+        definition: A `tokenizer.json`; not changed.
+        control: From `control_tokens`.
+        cache_chars: Characters of text between control tokens whose ids are kept.
+
+    Raises:
+        ModelError: The tokenizer cannot be renamed.
+    """
+
+    def __init__(self, definition: Mapping[str, Any], control: Mapping[str, int], cache_chars: int) -> None:
+        self.control = dict(control)
+        self.control_ids = frozenset(control.values())
+        self._checked = self.control_ids - _unknown(definition["model"])
+        self._pattern = re.compile(
+            "|".join(re.escape(text) for text in sorted(control, key=len, reverse=True)) or r"(?!)"
+        )
+        self._names, self._tokenizer = _renamed(definition, control)
+        self._ids = {self._tokenizer.token_to_id(name): control[text] for text, name in self._names.items()}
+        self._cache: OrderedDict[str, array[int]] = OrderedDict()
+        self._cached_chars, self._cache_chars, self._lock = 0, 0, Lock()
+        flags = ("lstrip", "rstrip", "single_word")
+        added = (token for token in definition["added_tokens"] if token["content"] in self.control)
+        if not any(token[flag] for token in added for flag in flags) and self._independent():
+            self._cache_chars = cache_chars
+
+    def found(self, text: str) -> set[str]:
+        """First characters of the control tokens that `text` spells; empty for text without markers."""
+        return {match[0][0] for match in self._pattern.finditer(text)}
+
+    def defang(self, text: str, substitutes: Mapping[str, str]) -> str:
+        """`text` of the same length in which no control token is spelled: the first character of each is replaced.
+
+        Some templates look for a marker in what they are given and write it again as their own; they must not find it.
+        """
+        while self._pattern.search(text):  # once more for each marker inside a marker
+            text = self._pattern.sub(lambda match: substitutes[match[0][0]] + match[0][1:], text)
+        return text
+
+    def ranges(self, text: str, trust: bytes) -> list[tuple[int, int]]:
+        """Where trusted characters alone spell control tokens, longest first in each place."""
+        text = str.__str__(text)
+        found = []
+        for run in re.finditer(rb"\x01+", trust):
+            found += [match.span() for match in self._pattern.finditer(text, run.start(), run.end())]
+        return found
+
+    def encode(self, text: str, ranges: Sequence[tuple[int, int]] = ()) -> tuple[list[int], list[int]]:
+        """Ids of `text`, and the positions of the control tokens among them.
+
+        Raises:
+            InjectionError: The control tokens that came out are not those of `ranges`.
+        """
+        text = str.__str__(text)
+        ids = self._by_gaps(text, ranges) if self._cache_chars else self._whole(text, ranges)
+        wanted = [token for start, end in ranges if (token := self.control[text[start:end]]) in self._checked]
+        positions = [index for index, token in enumerate(ids) if token in self._checked]
+        if [ids[index] for index in positions] != wanted:
+            raise InjectionError("the prompt's control tokens are not those that the template wrote; it is not served")
+        return ids, positions
+
+    def _whole(self, text: str, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        parts: list[str] = []
+        at = 0
+        for start, end in ranges:
+            parts += (text[at:start], self._names[text[start:end]])
+            at = end
+        ids = self._tokenizer.encode("".join((*parts, text[at:])), add_special_tokens=False).ids
+        renamed = self._ids
+        return [renamed.get(token, token) for token in ids]
+
+    def _by_gaps(self, text: str, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        ids: list[int] = []
+        at = 0
+        for start, end in ranges:
+            ids += self._gap(text[at:start])
+            ids.append(self.control[text[start:end]])
+            at = end
+        ids += self._gap(text[at:])
+        return ids
+
+    def _gap(self, text: str) -> array[int]:
+        with self._lock:
+            ids = self._cache.get(text)
+            if ids is not None:
+                self._cache.move_to_end(text)
+                return ids
+        ids = array("I", self._whole(text, ()))
+        with self._lock:
+            if text not in self._cache:
+                self._cache[text] = ids
+                self._cached_chars += len(text)
+            while self._cached_chars > self._cache_chars:
+                self._cached_chars -= len(self._cache.popitem(last=False)[0])
+        return ids
+
+    def _independent(self) -> bool:
+        """Whether text between control tokens has the ids it has alone: what the cache stands on."""
+        marker = next(iter(self.control), None)
+        if marker is None:
+            return False
+        for gap in ("a", " a", "  a", "\na", "a ", "a\n\n", "1", " ", "\n", "é", "don't", "\u3042", "A\tB  C"):
+            alone = self._whole(gap, ())
+            text = f"{gap}{marker}{gap}{marker}{marker}{gap}"
+            spans = [match.span() for match in re.finditer(re.escape(marker), text)]
+            m = [self.control[marker]]
+            if self._whole(text, spans) != [*alone, *m, *alone, *m, *m, *alone]:
+                return False
+        return True
+
+
+def _unknown(model: Mapping[str, Any]) -> set[int]:
+    """The id for characters that the vocabulary cannot spell: where it comes out, it need not be a control token."""
+    if isinstance(model.get("unk_token"), str):
+        return {model["vocab"].get(model["unk_token"], -1)}
+    return {model["unk_id"]} if model.get("unk_id") is not None else set()
+
+
+def _renamed(definition: Mapping[str, Any], control: Mapping[str, int]) -> tuple[dict[str, str], tokenizers.Tokenizer]:
+    """Private names by spelling, and the tokenizer that knows the control tokens only by them."""
+    nonce = secrets.token_hex(8)
+    names = {text: f"\ue0f0{nonce}{index:08x}\ue0f1" for index, text in enumerate(control)}
+    model = dict(definition["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(text, text): token for text, token in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(text, text), score] for text, score in model["vocab"]]
+    if model.get("merges"):
+        model["merges"] = [pair for pair in model["merges"] if names.keys().isdisjoint(_spellings(pair))]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    added = [
+        {**token, "content": names.get(token["content"], token["content"])} for token in definition["added_tokens"]
+    ]
+    known = {token["content"] for token in added}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added += [{"id": control[text], "content": name, **flags} for text, name in names.items() if name not in known]
+    renamed = {
+        **definition,
+        "model": model,
+        "added_tokens": sorted(added, key=lambda token: int(token["id"])),
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(renamed))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"the tokenizer cannot be loaded with renamed control tokens: {error}") from error
+    for text, name in names.items():
+        ids = tokenizer.encode(name, add_special_tokens=False).ids
+        if ids != [tokenizer.token_to_id(name)]:
+            raise ModelError(f"the tokenizer's normalizer changes the private name of control token {text!r}")
+    return names, tokenizer
+
+
+def _spellings(pair: str | Sequence[str]) -> tuple[str, str, str]:
+    """Both sides of a merge and what it makes."""
+    left, right = pair.split(" ") if isinstance(pair, str) else pair
+    return left, right, left + right

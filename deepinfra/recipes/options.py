@@ -1,0 +1,25 @@
+"""Settings of the recipes."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ("ChatTemplateOptions",)
+
+
+class ChatTemplateOptions(BaseModel):
+    """Settings of `ChatTemplate`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field("smollm2", description="Model whose tokenizer and chat template are used: a name or a path.")
+    template: str | None = Field(None, description="Jinja source to use instead of the model's own chat template.")
+    date: str | None = Field(
+        None,
+        pattern=r"^\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d)?)?$",
+        description="What `strftime_now` says unless a request gives `now`; without either a template that needs the "
+        "date refuses.",
+    )
+    cache_chars: int = Field(
+        8_000_000, ge=0, description="Characters of encoded text kept for the next turns of chats; 0 turns it off."
+    )

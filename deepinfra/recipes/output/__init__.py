@@ -1,0 +1,1 @@
+"""From token ids to typed events: one incremental engine, one declarative grammar per model family."""
