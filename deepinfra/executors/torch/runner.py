@@ -90,24 +90,21 @@ class Runner:
     def run(self, plan: StepPlan, masks: Callable[[], MaskRows]) -> StepResult:
         """Run one step; `masks` waits for the masks of a masked plan.
 
-        An item that does not fit its sequence fails alone; so does a sequence whose numbers are not finite.
+        A sequence whose numbers are not finite fails alone, in the result.
 
         Raises:
-            StepFailed: Names every sequence that has an item; what the plan told stands, nothing was sampled.
+            StepFailed: An item does not fit its sequence (only that one is named), or torch failed (every sequence that
+                has an item is). What the plan told stands, nothing was computed or sampled.
         """
         began = self._now()
-        work: list[_Work] = []
         failed: list[SeqFailure] = []
         outputs: tuple[SeqOutput, ...] = ()
         try:
             self._apply(plan)
-            for item in plan.items:
-                try:
-                    work.append(self._admit(item))
-                except ValueError as error:
-                    failed.append(SeqFailure(item.seq, str(error)))
-            if work:
+            if work := [self._admit(item) for item in plan.items]:
                 outputs = self._compute(work, masks if plan.masked else None, failed)
+        except StepFailed:
+            raise
         except Exception as error:  # torch raises what it likes; the thread and the other sequences live on
             raise StepFailed([item.seq for item in plan.items], f"{type(error).__name__}: {error}") from error
         return StepResult(plan.step, outputs, self._now() - began, tuple(failed))
@@ -151,17 +148,17 @@ class Runner:
     def _admit(self, item: WorkItem) -> _Work:
         seq = self._seqs.get(item.seq)
         if seq is None or seq.epoch != item.epoch:
-            raise ValueError(f"sequence {item.seq} is not open in epoch {item.epoch}")
+            raise StepFailed([item.seq], f"sequence {item.seq} is not open in epoch {item.epoch}")
         if seq.error:
-            raise ValueError(seq.error)
+            raise StepFailed([item.seq], seq.error)
         if item.head_drafts:
-            raise ValueError("this executor has no draft head")
+            raise StepFailed([item.seq], "this executor has no draft head")
         known, end = seq.length, item.start + item.length
         fits = 0 <= item.start < min(end, known) and item.samples == (end >= known)
         if not fits or end != (known + len(item.drafts) if item.samples else end) or (item.drafts and not item.samples):
-            raise ValueError(f"positions {item.start}..{end} and {len(item.drafts)} drafts do not fit {known} tokens")
+            raise StepFailed([item.seq], f"positions {item.start}..{end} and {len(item.drafts)} drafts do not fit {known} tokens")
         if end > self._model.config.max_positions or end > len(seq.table) * self._kv.block_size:
-            raise ValueError(f"position {end - 1} has no block, or is beyond the model's positions")
+            raise StepFailed([item.seq], f"position {end - 1} has no block, or is beyond the model's positions")
         tokens = seq.tokens[item.start : end]
         if item.drafts:
             # A draft outside the vocabulary is never accepted; any token stands in for it.

@@ -1,0 +1,32 @@
+"""The torch executor keeps the laws of every executor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfra.executors.torch import TorchExecutor
+from deepinfra.interfaces.executor import Executor
+from deepinfra.testing.executor import ExecutorConformance
+
+
+class TestTorch(ExecutorConformance):
+    path: Path
+
+    @pytest.fixture(autouse=True)
+    def _model(self, made: Any) -> None:
+        type(self).path = made("llama")[0]
+
+    def make(self) -> Executor:
+        return TorchExecutor(
+            str(self.path),
+            dtype="float32",
+            num_blocks=24,
+            block_size=4,
+            max_step_tokens=32,
+            max_seqs=8,
+            num_slots=4,
+            threads=1,
+        )

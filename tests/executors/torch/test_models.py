@@ -1,0 +1,84 @@
+"""Logits and greedy texts equal those of transformers on the same weights in float32."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from deepinfra.errors import UnsupportedModelError
+from deepinfra.executors.torch import TorchExecutor
+from deepinfra.executors.torch.batch import Rows, build_batch
+from deepinfra.executors.torch.config import decoder_config
+from deepinfra.executors.torch.families.llama import Llama
+from deepinfra.executors.torch.kv import PagedKV
+from deepinfra.executors.torch.weights.read import WeightReader
+from deepinfra.models import open_model
+from deepinfra.testing.host import Host
+
+
+def prompts(count: int, length: int, vocab: int = 320) -> list[list[int]]:
+    draw = random.Random(5)
+    return [[draw.randrange(vocab) for _ in range(length + 3 * i)] for i in range(count)]
+
+
+def oracle(model: Any, prompt: list[int], new: int) -> list[int]:
+    """Greedy text by whole forward passes, without transformers' cache and generation settings."""
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(new):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_logits_of_every_position_equal_those_of_transformers(family: str, made: Any) -> None:
+    path, reference = made(family)
+    model = open_model(str(path))
+    config = decoder_config(model.config)
+    (prompt,) = prompts(1, 100)
+    with torch.inference_mode():
+        decoder = Llama(config, WeightReader(model.tensors, torch.float32, lambda: None), torch.float32)
+        kv = PagedKV(config, torch.float32, 30, 4)
+        table = random.Random(1).sample(range(30), 25)
+        batch = build_batch([Rows(torch.tensor(prompt).numpy(), 0, 0, table)], kv, config.windows, torch.float32)
+        ours = decoder.logits(decoder.forward(batch, kv))
+        theirs = reference(torch.tensor([prompt])).logits[0]
+    assert theirs.std() > 0.5, "logits so flat that nothing is shown"
+    assert (ours - theirs).abs().max() <= 1e-3
+
+
+async def test_greedy_text_equals_that_of_transformers_whatever_the_chunk(family: str, made: Any) -> None:
+    path, reference = made(family)
+    async with TorchExecutor(
+        str(path), dtype="float32", num_blocks=64, block_size=4, max_step_tokens=64, threads=1
+    ) as executor:
+        for prompt in prompts(2, 40):
+            expected = oracle(reference, prompt, 12)
+            for chunk in (1, 7, 64):
+                host = Host(executor)
+                line = host.line(prompt)
+                assert await host.generate(line, 12, chunk=chunk) == expected
+                host.close(line)
+                await host.step()
+
+
+async def test_a_mix_of_eight_gives_each_what_it_gets_alone(made: Any) -> None:
+    path, reference = made("mistral")
+    texts = prompts(8, 5)
+    expected = [oracle(reference, prompt, 10) for prompt in texts]
+    async with TorchExecutor(str(path), dtype="float32", num_blocks=128, block_size=4, threads=1) as executor:
+        host = Host(executor)
+        lines = [host.line(prompt) for prompt in texts]
+        turn = 0
+        while lacking := [line for line in lines if len(line.output) < 10]:
+            turn += 1
+            await host.step(*((line, host.work(line, 6)) for line in lacking[: turn // 2 + 1]))
+        assert [line.output[:10] for line in lines] == expected
+
+
+def test_positions_of_dynamic_rope_end_where_it_would_depend_on_chunks(made: Any) -> None:
+    path, _ = made("dynamic")
+    with pytest.raises(UnsupportedModelError, match="dynamic"):
+        TorchExecutor(str(path), max_context=257)
