@@ -15,8 +15,12 @@ from deepinfra.models import SpecialTokens
 
 __all__ = ("CHATML", "TrainedTextModel")
 
-CHATML = """{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' \
-+ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 """The plainest template in wide use."""
 
 _WORDS = (
@@ -55,7 +59,8 @@ class TrainedTextModel:
         tokenizer.add_tokens([AddedToken(marker, special=special, normalized=False) for marker in markers])
         self._definition = tokenizer.to_str()
         self._markers = tuple(markers)
-        ids = [tokenizer.token_to_id(marker) for marker in markers]
+        vocab = tokenizer.get_vocab(with_added_tokens=True)
+        ids = [vocab[marker] for marker in markers]
         self._special = SpecialTokens(
             bos_id=ids[0],
             eos_id=ids[1],

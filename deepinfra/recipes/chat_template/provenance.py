@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import SupportsIndex
+from typing import Self, SupportsIndex
 
 __all__ = ("Marked", "MarkedHtml", "concat", "safe", "trust_of", "trusted")
 
@@ -24,7 +24,7 @@ class Marked(str):
     __slots__ = ("_trust",)
     _trust: bytes
 
-    def __new__(cls, text: str = "", trust: bytes | None = None) -> Marked:
+    def __new__(cls, text: str = "", trust: bytes | None = None) -> Self:
         """Mark `text`; `trust` has one byte, 0 or 1, per character, none of them set by default."""
         self = str.__new__(cls, text)
         self._trust = bytes(len(self)) if trust is None else trust
@@ -208,9 +208,7 @@ class MarkedHtml(Marked):
 
 def _html(parts: Iterable[str]) -> MarkedHtml:
     joined = concat(parts)
-    html = MarkedHtml(joined)
-    html._trust = joined._trust
-    return html
+    return MarkedHtml(joined, joined._trust)
 
 
 def _escaped(text: str) -> Marked:
