@@ -105,7 +105,7 @@ def request_error(error: ValidationError) -> RequestError:
     Union tags are written `<tag>` in our models and left out of paths; an unknown tag names the field that holds it.
     """
     first = error.errors(include_url=False, include_input=False)[0]
-    path = [str(part) for part in first["loc"] if not (isinstance(part, str) and part.startswith("<"))]
+    path = [str(part) for part in first["loc"] if part != "[key]" and not str(part).startswith("<")]
     context: Mapping[str, JsonValue] = first.get("ctx", {})
     if first["type"] == "unknown_tag":
         path.append(str(context["field"]))

@@ -1,29 +1,98 @@
-"""A real engine over the toy executor, and the in-process client."""
+"""Real engines over the toy executor, the in-process client, and a check that nothing is left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
+from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.engine import Engine, Pool
+from deepinfra.errors import StepFailed
 from deepinfra.executors.toy import ToyExecutor
+from deepinfra.interfaces.executor import StepHandle
+from deepinfra.interfaces.recipe import Recipe
 from deepinfra.schedulers.fcfs import Fcfs
 from deepinfra.testing.tiny import TinyRecipe
 
-MakeEngine = Callable[..., Engine]
+
+class _Held(StepHandle):
+    def __init__(self, inner: StepHandle, gate: anyio.Event, failed: StepFailed | None) -> None:
+        self._inner, self._gate, self._failed = inner, gate, failed
+
+    def masks(self, rows: MaskRows) -> None:
+        self._inner.masks(rows)
+
+    async def result(self) -> StepResult:
+        await self._gate.wait()
+        result = await self._inner.result()
+        if self._failed is not None:
+            raise self._failed
+        return result
 
 
-def build_engine(executor: ToyExecutor | None = None, **settings: object) -> Engine:
-    return Engine(TinyRecipe(), Pool(Fcfs(), executor or ToyExecutor()), **settings)  # type: ignore[arg-type]
+class GatedExecutor(ToyExecutor):
+    """The toy executor, whose steps wait while `gate` is shut and fail from step number `fail_at` on."""
+
+    def __init__(self, *, shut: bool = False, fail_at: int | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._shut, self._fail_at, self.steps = shut, fail_at, 0
+        self.gate = anyio.Event()
+        if not shut:
+            self.gate.set()
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        self.steps += 1
+        failed = None
+        if self._fail_at is not None and self.steps >= self._fail_at:
+            failed = StepFailed([item.seq for item in plan.items], "out of memory in a kernel")
+        return _Held(super().submit(plan), self.gate, failed)
+
+
+async def settled(engine: Engine) -> None:
+    """Wait until the engine holds nothing for anybody; times out if that never comes."""
+    with anyio.fail_after(10):
+        while True:
+            stats = engine.stats()
+            if stats.running == stats.waiting == 0 and stats.blocks_free == stats.blocks_total:
+                assert all(pool.slots_free == pool.slots_total for pool in stats.pools)
+                return
+            await anyio.lowlevel.checkpoint()
+
+
+def build(
+    executor: ToyExecutor | None = None, *, recipe: Recipe | None = None, max_queue: int = 4096, name: str | None = None
+) -> Engine:
+    pool = Pool(Fcfs(max_queue=max_queue), executor or ToyExecutor(num_blocks=256))
+    return Engine(recipe or TinyRecipe(), pool, name=name)
+
+
+class Kit:
+    """What most tests here need: `kit.build(...)`, `kit.Gated`, `kit.settled(engine)`."""
+
+    build = staticmethod(build)
+    settled = staticmethod(settled)
+    Gated = GatedExecutor
+
+    @staticmethod
+    def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
+        """A body of the chat protocol."""
+        return {"model": "toy", "messages": [{"role": "user", "content": text}], "max_tokens": 8, "seed": 7, **fields}
+
+    @staticmethod
+    def completion(prompt: Any = "hello", **fields: Any) -> dict[str, Any]:
+        """A body of the completions protocol."""
+        return {"model": "toy", "prompt": prompt, "max_tokens": 8, "seed": 7, **fields}
 
 
 @pytest.fixture
-def make_engine() -> MakeEngine:
-    """Engines named `toy`, 64 blocks of 4 positions."""
-    return build_engine
+def kit() -> type[Kit]:
+    return Kit
 
 
 @pytest.fixture
 def engine() -> Engine:
-    return build_engine()
+    """One engine named `toy` with room for 1024 positions."""
+    return build()

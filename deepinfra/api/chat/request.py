@@ -116,7 +116,7 @@ def parse_chat(raw: Mapping[str, JsonValue], max_choices: int) -> Call:
         stream=bool(fields.stream),
         include_usage=fields.include_usage,
         requests=(request,),
-        writer=ChatWriter(),
+        writer=ChatWriter(request.n),
         id_prefix="chatcmpl-",
         param_names={
             "constraint": "response_format",

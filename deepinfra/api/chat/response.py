@@ -22,19 +22,24 @@ __all__ = ("ChatFold", "ChatWriter")
 
 
 class ChatWriter:
-    """See `Writer`: the first delta of a choice carries its role, the last an empty delta and the finish reason."""
+    """See `Writer`: the first delta of a choice carries its role, the last one is empty and has the finish reason.
 
-    def __init__(self) -> None:
-        self._begun: set[int] = set()
+    The roles of all choices come before anything else, in order: the official client's stream helper fails if the
+    first chunk it sees is not that of choice 0.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._begun = False
         self._called: set[int] = set()
 
     def choices(self, prompt: int, event: Event) -> Sequence[Json]:
         """See `Writer.choices`."""
         index = event.choice
         said: list[Json] = []
-        if index not in self._begun:
-            self._begun.add(index)
-            said.append(_choice(index, {"role": "assistant", "content": ""}))
+        if not self._begun:
+            self._begun = True
+            said.extend(_choice(each, {"role": "assistant", "content": ""}) for each in range(self._n))
         match event:
             case TextDelta():
                 said.append(_choice(index, {"content": event.text}, _logprobs("content", event.tokens)))

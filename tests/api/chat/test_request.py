@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deepinfra.api.chat.request import parse_chat
+from deepinfra.core.conversation import (
+    Constraint,
+    Conversation,
+    Message,
+    TextPart,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
+)
+from deepinfra.core.kv import Retention
+from deepinfra.core.request import GenerateRequest
+from deepinfra.core.sampling import SamplingParams
+
+
+def parse(**fields: Any) -> GenerateRequest:
+    (request,) = parse_chat({"model": "toy", "messages": [{"role": "user", "content": "hi"}], **fields}, 128).requests
+    return request
+
+
+def talk(**fields: Any) -> Conversation:
+    given = parse(**fields).input
+    assert isinstance(given, Conversation)
+    return given
+
+
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"z": 1, "a": 2}}}
+
+
+def test_defaults_are_the_engines_own() -> None:
+    assert parse() == GenerateRequest(
+        input=Conversation(
+            messages=(Message(role="user", content=(TextPart("hi"),)),), tool_choice=ToolChoice(mode="none")
+        )
+    )
+
+
+def test_every_sampling_field_reaches_the_engine() -> None:
+    request = parse(
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        repetition_penalty=1.5,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        logit_bias={"7": -100, "8": 0.5},
+        logprobs=True,
+        top_logprobs=4,
+    )
+    assert request.sampling == SamplingParams(
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        repetition_penalty=1.5,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        logit_bias=((7, -100), (8, 0.5)),
+        logprobs=4,
+    )
+
+
+def test_every_other_field_reaches_the_engine() -> None:
+    request = parse(n=3, seed=-5, stop=["a", "b"], ignore_eos=True, max_completion_tokens=9)
+    assert (request.n, request.seed, request.stop, request.ignore_eos, request.max_tokens) == (
+        3,
+        -5,
+        ("a", "b"),
+        True,
+        9,
+    )
+
+
+def test_one_stop_string_is_a_list_of_one() -> None:
+    assert parse(stop="end").stop == ("end",)
+
+
+def test_logprobs_alone_ask_for_the_chosen_token_only() -> None:
+    assert parse(logprobs=True).sampling.logprobs == 0
+    assert parse(logprobs=False).sampling.logprobs is None
+
+
+def test_minus_one_keeps_all_tokens() -> None:
+    assert parse(top_k=-1).sampling.top_k == 0
+
+
+def test_both_names_of_the_token_limit_may_agree() -> None:
+    assert parse(max_tokens=5, max_completion_tokens=5).max_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, None),
+        ({"reasoning_effort": "low"}, "low"),
+        ({"reasoning_effort": "none"}, "none"),
+        ({"thinking": {"type": "enabled"}}, "high"),
+        ({"thinking": {"type": "disabled"}}, "none"),
+        ({"thinking": {"type": "enabled"}, "reasoning_effort": "max"}, "max"),
+        ({"thinking": {"type": "disabled"}, "reasoning_effort": "none"}, "none"),
+    ],
+)
+def test_reasoning_effort_and_thinking_are_one_thing(fields: dict[str, Any], effort: str | None) -> None:
+    assert talk(**fields).effort == effort
+
+
+@pytest.mark.parametrize(
+    ("wanted", "retention"),
+    [(None, Retention()), ("24h", Retention(ttl_s=86400)), ("in_memory", Retention(traffic="none"))],
+)
+def test_cache_retention_is_honoured(wanted: str | None, retention: Retention) -> None:
+    assert parse(prompt_cache_retention=wanted).retention == retention
+
+
+def test_text_is_kept_to_the_character() -> None:
+    text = "  <|im_start|>system\r\n\u2028\u0000 é e\u0301 "
+    assert talk(messages=[{"role": "user", "content": text}]).messages[0].text == text
+
+
+def test_parts_stay_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "prompt_cache_breakpoint": {"ttl": "30m"}}]
+    assert talk(messages=[{"role": "user", "content": parts}]).messages[0].content == (TextPart("a"), TextPart("b"))
+
+
+def test_an_answer_of_the_official_client_can_be_sent_back() -> None:
+    from openai.types.chat import ChatCompletionMessage
+
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1.50}'}}
+    said = ChatCompletionMessage.model_validate(
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"}
+    )
+    (message,) = talk(messages=[said.model_dump()]).messages
+    assert message.tool_calls == (ToolCall(id="call_1", name="f", arguments='{"x": 1.50}'),)
+    assert message.content == ()
+    assert message.reasoning == "hm"
+
+
+def test_a_refusal_is_what_was_said() -> None:
+    (message,) = talk(messages=[{"role": "assistant", "content": None, "refusal": "no"}]).messages
+    assert message.text == "no"
+
+
+def test_a_last_assistant_message_may_be_continued() -> None:
+    messages = talk(
+        messages=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "prefix": True}]
+    ).messages
+    assert messages[-1].prefix
+
+
+def test_a_tool_answer_names_its_call() -> None:
+    (message,) = talk(messages=[{"role": "tool", "tool_call_id": "c", "content": "42"}]).messages
+    assert (message.role, message.tool_call_id, message.text) == ("tool", "c", "42")
+
+
+def test_a_tools_schema_keeps_its_order() -> None:
+    (tool,) = talk(tools=[FUNCTION]).tools
+    assert tool == ToolDefinition(name="f", parameters={"z": 1, "a": 2})
+    assert list(tool.parameters or ()) == ["z", "a"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, ToolChoice(mode="auto")),
+        ("none", ToolChoice(mode="none")),
+        ("required", ToolChoice(mode="required")),
+        ({"type": "function", "function": {"name": "f"}}, ToolChoice(mode="required", names=("f",))),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            },
+            ToolChoice(mode="auto", names=("f",)),
+        ),
+    ],
+)
+def test_tool_choice_has_five_spellings(choice: Any, expected: ToolChoice) -> None:
+    assert talk(tools=[FUNCTION], tool_choice=choice).tool_choice == expected
+
+
+def test_calls_can_be_limited_to_one_at_a_time() -> None:
+    assert not talk(tools=[FUNCTION], parallel_tool_calls=False).tool_choice.parallel
+
+
+def test_without_tools_auto_means_none() -> None:
+    assert talk(tool_choice="auto").tool_choice.mode == "none"
+
+
+def test_response_formats_become_constraints() -> None:
+    assert talk(response_format={"type": "text"}).constraint is None
+    json_please = [{"role": "user", "content": "JSON please"}]
+    assert talk(messages=json_please, response_format={"type": "json_object"}).constraint == Constraint(kind="json")
+    schema = {"type": "object", "properties": {"z": {}, "a": {}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    constraint = talk(response_format=wanted).constraint
+    assert constraint is not None
+    assert constraint.kind == "json_schema"
+    assert json.dumps(json.loads(constraint.source)) == json.dumps(schema)

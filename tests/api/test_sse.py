@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from collections.abc import MutableMapping
+from typing import Any
+
+import anyio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepinfra.api.sse import KEEPALIVE, EventStream, frame
+
+
+@given(text=st.text())
+def test_a_frame_is_one_line_for_every_way_of_splitting_lines(text: str) -> None:
+    data = frame({"text": text})
+    assert data.endswith(b"\n\n")
+    line = data.removeprefix(b"data: ").removesuffix(b"\n\n")
+    assert len(line.decode().splitlines()) == 1
+    assert json.loads(line) == {"text": text}
+
+
+class Sent:
+    def __init__(self) -> None:
+        self.messages: list[MutableMapping[str, Any]] = []
+        self.arrived = anyio.Event()
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        self.messages.append(message)
+        self.arrived.set()
+
+
+async def test_nothing_is_sent_before_the_first_write() -> None:
+    sent = Sent()
+    out = EventStream(sent.send, 60)
+    assert not out.begun
+    await out.write(b"data: 1\n\n")
+    assert out.begun
+    await out.write(b"data: 2\n\n", last=True)
+    assert [message["type"] for message in sent.messages] == ["http.response.start", *["http.response.body"] * 2]
+    assert [message.get("more_body") for message in sent.messages[1:]] == [True, False]
+
+
+async def test_a_stream_that_is_silent_says_that_it_lives() -> None:
+    sent = Sent()
+    out = EventStream(sent.send, 0.001)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(out.keep_alive)
+            await sent.arrived.wait()
+            group.cancel_scope.cancel()
+    assert sent.messages[0]["status"] == 200
+    assert {message["body"] for message in sent.messages[1:]} <= {KEEPALIVE}
