@@ -58,7 +58,7 @@ class DraftOutcome(NamedTuple):
 
 
 class CostCurve(NamedTuple):
-    """Measured seconds of a step by its number of tokens, ascending; piecewise linear, flat outside."""
+    """Measured seconds (above 0) of a step by its number of tokens, ascending; piecewise linear, flat outside."""
 
     tokens: tuple[int, ...]
     times: tuple[float, ...]

@@ -204,7 +204,8 @@ class KVRecord:
     data: memoryview
 
 
-class TierHit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TierHit:
     """Leading records that one tier holds: how many, and seconds since the oldest was saved."""
 
     tier: str

@@ -1,0 +1,190 @@
+"""One answer: the task that follows a sequence through its pools and turns tokens into events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import anyio
+
+from deepinfra.core.events import Event, Failed, Finished, ReasoningDelta, TokenLogprobs, ToolStart, TopLogprob
+from deepinfra.core.request import CachedTokens, FinishReason, GenerateRequest, SeqSpec, Usage
+from deepinfra.engine.live import Delta, Ending, Live
+from deepinfra.engine.meters import Meters
+from deepinfra.engine.stops import StopFilter
+from deepinfra.engine.stream import Mailbox, Stream
+from deepinfra.errors import ClientTimeoutError, DeadlineExceededError, EngineError
+from deepinfra.interfaces.given import Clock
+from deepinfra.interfaces.recipe import OutputParser, Recipe, Tokenizer
+
+__all__ = ("Answer", "AnswerSettings")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """What every answer of an engine shares."""
+
+    recipe: Recipe
+    clock: Clock
+    meters: Meters
+    client_timeout_s: float
+
+
+class Answer:
+    """Follows one choice of one request: tokens in, events into the request's mailbox.
+
+    Runs in a task of its own and never waits for the client.
+    """
+
+    def __init__(
+        self, settings: AnswerSettings, request: GenerateRequest, spec: SeqSpec, stream: Stream, mailbox: Mailbox
+    ) -> None:
+        self._settings, self._request, self.spec = settings, request, spec
+        self._stream, self._mailbox = stream, mailbox
+        self._tokenizer: Tokenizer = settings.recipe.tokenizer
+        self._parser: OutputParser = settings.recipe.parser(stream.prompt, spec.choice)
+        self._stops = StopFilter(request.stop, spec.choice)
+        self._tokens = 0
+        self._reasoning = 0
+        self._called_tool = False
+        self._cached = CachedTokens()
+        self._last_at: float | None = None
+        self.over = False
+
+    async def follow(self, live: Live) -> Ending:
+        """Read a sequence until it ends in this pool; a stop string ends it here."""
+        while True:
+            delta = await live.next()
+            self._cached = live.cached if not self._tokens else self._cached
+            self._measure(live, delta)
+            hit = self._take(delta)
+            if hit:
+                return Ending("stop")
+            if delta.ending is not None:
+                return delta.ending
+            self._check_reader()
+
+    def _measure(self, live: Live, delta: Delta) -> None:
+        if not delta.tokens:
+            return
+        now, meters = self._settings.clock.now(), self._settings.meters
+        if self._last_at is None:
+            meters.ttft.add(now - self.spec.arrived_at)
+            if live.opened_at is not None:
+                meters.queue_wait.add(live.opened_at - self.spec.arrived_at)
+            meters.prompt_tokens += self.spec.prompt_len
+            meters.cached(self._cached)
+        else:
+            meters.itl.add((now - self._last_at) / len(delta.tokens), len(delta.tokens))
+        self._last_at = now
+        meters.generated_tokens += len(delta.tokens)
+
+    def _take(self, delta: Delta) -> bool:
+        """Parse a delta's tokens; returns whether a stop string ended the answer."""
+        ids = delta.tokens
+        entries = self._logprobs(delta)
+        if not ids:
+            return False
+        if self._request.stop:
+            # One by one, so that ids, logprobs and usage are cut at the token that completes the stop string.
+            return any(self._feed((token,), entries[index : index + 1]) for index, token in enumerate(ids))
+        return self._feed(ids, entries)
+
+    def _feed(self, ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> bool:
+        self._tokens += len(ids)
+        # The stop id ends the answer and is no part of it; it can only be the last one.
+        if ids[-1] in self.spec.stop_ids:
+            ids, entries = ids[:-1], entries[:-1]
+        events = self._parser.feed(ids, entries) if ids else ()
+        for event in events:
+            if isinstance(event, ReasoningDelta):
+                self._reasoning += len(ids)
+            self._called_tool = self._called_tool or isinstance(event, ToolStart)
+        self._put(self._stops.feed(events))
+        return self.stopped()
+
+    def _logprobs(self, delta: Delta) -> list[TokenLogprobs]:
+        data = self._tokenizer.token_bytes
+        size = self._tokenizer.vocab_size
+
+        def shown(token: int) -> bytes:
+            return data(token) if token < size else b""
+
+        return [
+            TokenLogprobs(
+                token,
+                shown(token),
+                probs.logprob,
+                tuple(TopLogprob(other, shown(other), logprob) for other, logprob in probs.top),
+            )
+            for token, probs in zip(delta.tokens, delta.probs, strict=False)
+        ]
+
+    def _put(self, events: Sequence[Event]) -> None:
+        self._stream.count(self.spec.choice, self.usage)
+        self._mailbox.put(events, self._settings.clock.now())
+
+    def _check_reader(self) -> None:
+        since = self._mailbox.unread_since
+        timeout = self._settings.client_timeout_s
+        if since is not None and self._settings.clock.now() - since > timeout:
+            raise ClientTimeoutError(timeout)
+
+    def stopped(self) -> bool:
+        """Whether a stop string ended the answer."""
+        return self._stops.stopped is not None
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of this answer so far."""
+        return Usage(
+            prompt_tokens=self.spec.prompt_len,
+            completion_tokens=self._tokens,
+            reasoning_tokens=min(self._reasoning, self._tokens),
+            cached=self._cached,
+        )
+
+    def finish(self, ending: Ending) -> None:
+        """Say the last word; only the first call counts."""
+        if self.over:
+            return
+        self.over = True
+        self._settings.meters.ended(ending.reason)
+        if ending.failed:
+            failed = Failed(choice=self.spec.choice, code=ending.reason, message=ending.message, usage=self.usage)
+            self._put([failed])
+            return
+        reason: FinishReason = "length" if ending.reason == "length" else "stop"
+        last: list[Event] = []
+        if not self.stopped():
+            last = self._stops.feed(self._parser.finish(reason))
+            if self.stopped():
+                reason = "stop"
+            else:
+                last += self._stops.flush()
+        if self._called_tool and reason == "stop":
+            reason = "tool_calls"
+        last.append(
+            Finished(
+                choice=self.spec.choice, reason=reason, usage=self.usage, stop=self._stops.stopped, seed=self.spec.seed
+            )
+        )
+        self._put(last)
+
+    def fail(self, error: EngineError) -> None:
+        """End with an error event."""
+        self.finish(Ending(error.code, str(error)))
+
+    def handed_off(self, tokens: tuple[int, ...]) -> SeqSpec:
+        """The sequence as the decode pool gets it."""
+        return replace(self.spec, tokens=tokens)
+
+    def deadline_scope(self) -> anyio.CancelScope:
+        """A scope that ends with the request's own deadline."""
+        if self.spec.deadline is None:
+            return anyio.CancelScope()
+        return anyio.move_on_after(max(0.0, self.spec.deadline - self._settings.clock.now()))
+
+    def deadline_error(self) -> DeadlineExceededError:
+        """The error of that deadline."""
+        return DeadlineExceededError(self._request.deadline_s or 0.0)

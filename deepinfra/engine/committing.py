@@ -1,0 +1,120 @@
+"""What a step's result means: tokens to their sequences, verified positions to the prefix index, a report to policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deepinfra.core.drafts import DraftOutcome
+from deepinfra.core.step import DoneRow, RunRow, SeqOutput, StepReport, StepResult, WorkItem
+from deepinfra.engine.blocks import BlockPool
+from deepinfra.engine.live import Ending, Live
+from deepinfra.engine.planner import Planned
+from deepinfra.errors import StepFailed
+
+if TYPE_CHECKING:
+    from deepinfra.engine.pool import Pool
+
+__all__ = ("Committer",)
+
+
+class Committer:
+    """Applies results to the sequences of one pool, between steps."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def row(self, live: Live) -> RunRow:
+        """How a running sequence looks to the Scheduler."""
+        drafts = len(live.drafts.tokens) if live.drafts is not None else 0
+        return RunRow(live.spec.seq, live.todo, len(live.tokens), len(live.table), drafts)
+
+    def step(self, blocks: BlockPool, planned: Planned, result: StepResult) -> None:
+        """Apply a good step."""
+        outputs = {output.seq: output for output in result.outputs}
+        failed = {failure.seq: failure.why for failure in result.failed}
+        rows: list[DoneRow] = []
+        outcomes: list[DraftOutcome] = []
+        for item in planned.plan.items:
+            live = planned.lives[item.seq]
+            sampled = 0
+            if item.seq in failed:
+                self._fail(live, failed[item.seq])
+            elif not live.over and (output := outputs.get(item.seq)) is not None and output.epoch == live.epoch:
+                sampled = self._apply(blocks, live, item, output)
+                if item.drafts:
+                    outcomes.append(DraftOutcome(item.seq, len(item.drafts), max(0, len(output.tokens) - 1)))
+            live.drafts = None
+            opened = item.seq in planned.opened
+            rows.append(DoneRow(item.seq, item.start, item.length, len(item.drafts), sampled, opened))
+        self._pool.observe(outcomes)
+        self._pool.scheduler.commit(
+            StepReport(step=result.step, seconds=result.seconds, rows=tuple(rows), preempted=planned.preempted)
+        )
+
+    def failed(self, blocks: BlockPool, planned: Planned, error: StepFailed) -> None:
+        """Apply a failed step: named sequences end, what the step wrote is not trusted, the others try again."""
+        for fill in planned.plan.fills:
+            blocks.unpublish(fill.block)
+        named = set(error.seqs) or {item.seq for item in planned.plan.items}
+        rows: list[DoneRow] = []
+        for item in planned.plan.items:
+            live = planned.lives[item.seq]
+            live.drafts = None
+            if item.seq in named:
+                self._fail(live, error.why)
+            rows.append(DoneRow(item.seq, item.start, 0, len(item.drafts), 0, item.seq in planned.opened))
+        self._pool.scheduler.commit(
+            StepReport(step=planned.plan.step, seconds=0.0, rows=tuple(rows), preempted=planned.preempted)
+        )
+
+    def lost(self, planned: Planned) -> None:
+        """Tell policy which sequences a lost step had opened, before it learns that all running ones are preempted."""
+        rows = tuple(
+            DoneRow(item.seq, item.start, 0, len(item.drafts), 0, item.seq in planned.opened)
+            for item in planned.plan.items
+        )
+        self._pool.scheduler.commit(
+            StepReport(step=planned.plan.step, seconds=0.0, rows=rows, preempted=planned.preempted)
+        )
+
+    def _fail(self, live: Live, why: str) -> None:
+        live.push((), (), Ending(StepFailed.code, f"the step failed: {why}"))
+
+    def _apply(self, blocks: BlockPool, live: Live, item: WorkItem, output: SeqOutput) -> int:
+        """Take a sequence's output; returns the number of tokens kept."""
+        if not item.samples:
+            live.computed = item.start + item.length
+            self._publish(blocks, live)
+            return 0
+        known = len(live.tokens)
+        tokens, ending = self._cut(live, output.tokens)
+        live.tokens.extend(tokens)
+        # Accepted drafts have KV, the last token has none; a cut inside accepted drafts leaves only verified rows.
+        live.computed = min(known + len(output.tokens) - 1, len(live.tokens))
+        self._publish(blocks, live)
+        if ending is None and live.prefill_only:
+            ending = Ending("handoff")
+        live.push(tokens, output.probs[: len(tokens)], ending)
+        return len(tokens)
+
+    def _cut(self, live: Live, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], Ending | None]:
+        """Cut at the token limit and behind the first stop id."""
+        room = live.room
+        for index, token in enumerate(tokens[:room]):
+            if token in live.spec.stop_ids:
+                return tokens[: index + 1], Ending("stop")
+        if len(tokens) >= room:
+            return tokens[:room], Ending("length")
+        return tokens, None
+
+    def _publish(self, blocks: BlockPool, live: Live) -> None:
+        """Put blocks that are full and verified into the prefix index, and queue them to be saved."""
+        size = blocks.block_size
+        full = live.computed // size
+        if full <= live.published:
+            return
+        keys = live.extend_keys(size)
+        for index in range(live.published, full):
+            blocks.publish(live.table[index], keys[index])
+        self._pool.offer(live, range(live.published, full))
+        live.published = full

@@ -1,0 +1,73 @@
+"""Drafts: asks the Speculator between steps, gates what it proposes, and tells it what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from deepinfra.core.drafts import CostCurve, Draft, DraftOutcome, RowConfidence, TokenView
+from deepinfra.core.ids import SeqId
+from deepinfra.engine.live import Live
+from deepinfra.interfaces.speculator import Speculator
+
+__all__ = ("Drafting",)
+
+
+class Drafting:
+    """One pool's use of its Speculator. Whatever it proposes, only speed can change."""
+
+    def __init__(self, speculator: Speculator) -> None:
+        self._speculator = speculator
+        self._verified = self._accepted = 0
+        self._seconds: dict[int, float] = {}
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(verified, accepted) drafts so far."""
+        return self._verified, self._accepted
+
+    def propose(self, lives: Mapping[SeqId, Live], max_context: int) -> None:
+        """Give every decoding sequence its drafts for the next step."""
+        views = [
+            TokenView(live.spec.seq, live.tokens, limit)
+            for live in lives.values()
+            if live.running
+            and not live.over
+            and live.todo == 1
+            and (limit := min(self._speculator.max_drafts, live.room - 1, max_context - len(live.tokens))) > 0
+        ]
+        if not views:
+            return
+        limits = {view.seq: view.limit for view in views}
+        drafts = [draft for draft in self._speculator.propose(views) if draft.seq in limits]
+        rows = [RowConfidence(draft.seq, draft.confidences[: limits[draft.seq]]) for draft in drafts]
+        lengths = self._speculator.allot(rows, self._curve()).lengths
+        for draft, length in zip(drafts, lengths, strict=False):
+            length = max(0, min(length, limits[draft.seq], len(draft.tokens)))
+            tokens = draft.tokens[:length]
+            lives[draft.seq].drafts = Draft(draft.seq, tokens, draft.confidences[:length]) if tokens else None
+
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
+        """Pass outcomes on."""
+        if outcomes:
+            self._verified += sum(outcome.verified for outcome in outcomes)
+            self._accepted += sum(outcome.accepted for outcome in outcomes)
+            self._speculator.observe(outcomes)
+
+    def timed(self, tokens: int, seconds: float) -> None:
+        """Learn what a step with only decoding rows cost."""
+        old = self._seconds.get(tokens)
+        self._seconds[tokens] = seconds if old is None else 0.9 * old + 0.1 * seconds
+
+    def forget(self, live: Live) -> None:
+        """A sequence is over."""
+        self._speculator.forget(live.spec.seq)
+
+    def _curve(self) -> CostCurve:
+        """Measured seconds by step size, made non-decreasing; empty until two sizes are known."""
+        if len(self._seconds) < 2:
+            return CostCurve((), ())
+        sizes = sorted(self._seconds)
+        times: list[float] = []
+        for size in sizes:
+            times.append(max(self._seconds[size], times[-1] if times else 0.0))
+        return CostCurve(tuple(sizes), tuple(times))

@@ -1,0 +1,382 @@
+"""The engine: a recipe and its pools, and the door through which requests come."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Self
+
+import anyio
+from anyio import AsyncContextManagerMixin
+from anyio.abc import TaskStatus
+
+from deepinfra.core.conversation import Conversation, TextPart
+from deepinfra.core.ids import SeqId
+from deepinfra.core.request import GenerateRequest, Prompt, SeqSpec, TextInput
+from deepinfra.core.sampling import SamplingParams
+from deepinfra.engine.answer import Answer, AnswerSettings
+from deepinfra.engine.collapse import collapsed
+from deepinfra.engine.handoff import Handoff
+from deepinfra.engine.live import Ending
+from deepinfra.engine.meters import Meters
+from deepinfra.engine.pool import Pool
+from deepinfra.engine.stats import EngineStats, State
+from deepinfra.engine.stream import Mailbox, Signal, Stream
+from deepinfra.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineDrainingError,
+    EngineError,
+    EngineNotRunningError,
+    ExecutorLost,
+    Overloaded,
+    PoolFailedError,
+    RequestError,
+    UnsupportedFieldError,
+)
+from deepinfra.interfaces.given import Clock, Offload, SystemClock, ThreadOffload
+from deepinfra.interfaces.recipe import Recipe
+
+__all__ = ("Engine", "PoolView", "Route")
+
+_log = logging.getLogger("deepinfra.engine")
+
+_INLINE_CHARS = 4096
+"""Longer conversations are rendered off the loop: 4k characters take about 1 ms."""
+
+_LAG_INTERVAL_S = 0.25
+
+
+class PoolView(tuple[str, int, int]):
+    """(name, waiting, running) of a pool, for a route."""
+
+    __slots__ = ()
+
+
+Route = Callable[[SeqSpec, Sequence[PoolView]], int]
+"""Which of several pools takes a sequence: a pure function of the sequence and the pools' views; returns an index."""
+
+
+def least_loaded(spec: SeqSpec, views: Sequence[PoolView]) -> int:
+    """The pool with the fewest waiting, then running sequences; the first of equals."""
+    return min(range(len(views)), key=lambda i: views[i][1:])
+
+
+class Engine(AsyncContextManagerMixin):
+    """Serves one model: `async with engine`, then `async with engine.generate(request) as stream`.
+
+    Args:
+        recipe: Request to tokens and back.
+        pool: One pool that does everything; or
+        prefill: pools that compute prompts up to the first token, and
+        decode: pools that go on from there.
+        route: Chooses among several pools of one kind.
+        name: Under which the model is served; default: the executor's name for it.
+        client_timeout_s: An answer that nobody reads for so long is over.
+        clock: Time.
+        offload: Threads.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        pool: Pool | None = None,
+        *,
+        prefill: Sequence[Pool] = (),
+        decode: Sequence[Pool] = (),
+        route: Route = least_loaded,
+        name: str | None = None,
+        client_timeout_s: float = 300.0,
+        clock: Clock | None = None,
+        offload: Offload | None = None,
+    ) -> None:
+        if (pool is None) != bool(prefill and decode) or (pool is not None and (prefill or decode)):
+            raise ConfigError("an engine needs either one pool, or both prefill and decode pools")
+        self.recipe = recipe
+        self._first = [pool] if pool is not None else list(prefill)
+        self._last = [] if pool is not None else list(decode)
+        self._route = route
+        self.name = name or self._first[0].executor.identity.model
+        self._clock: Clock = clock or SystemClock()
+        self._offload: Offload = offload or ThreadOffload()
+        self._client_timeout_s = client_timeout_s
+        self._meters = Meters()
+        self._ids = count(1)
+        self._entered = False
+        self._draining = False
+        self._active = 0
+        self._quiet = Signal()
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """All pools, first ones first."""
+        return (*self._first, *self._last)
+
+    @property
+    def state(self) -> State:
+        """Whether it serves."""
+        if not self._entered:
+            return "stopped"
+        kinds = [[pool.state for pool in pools] for pools in (self._first, self._last) if pools]
+        if any(all(state == "failed" for state in states) for states in kinds):
+            return "failed"
+        if self._draining:
+            return "draining"
+        return "ready" if all("ready" in states for states in kinds) else "starting"
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and output together; valid while entered."""
+        return min(self._capacity(pool) for pool in self.pools)
+
+    @staticmethod
+    def _capacity(pool: Pool) -> int:
+        limits = pool.executor.limits
+        return min(limits.max_context, limits.num_blocks * pool.executor.layout.block_size)
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        self.recipe.give(self._clock, self._offload)
+        version = self.recipe.version
+        for pool in self.pools:
+            pool.give(self._clock, self._offload, version)
+        with collapsed():
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(self.recipe)
+                for pool in {id(pool): pool for pool in (*self._last, *self._first)}.values():
+                    await stack.enter_async_context(pool)
+                self._tasks = await stack.enter_async_context(anyio.create_task_group())
+                stack.callback(self._tasks.cancel_scope.cancel)
+                self._tasks.start_soon(self._watch_lag)
+                self._entered, self._draining = True, False
+                try:
+                    yield self
+                finally:
+                    self._entered = False
+
+    async def drain(self, deadline_s: float) -> bool:
+        """Take no new requests, let running ones finish, and wait until their KV is saved.
+
+        Args:
+            deadline_s: Seconds after which it returns anyway.
+
+        Returns:
+            Whether everything was finished and saved in time.
+        """
+        self._draining = True
+        with anyio.move_on_after(deadline_s) as scope:
+            while self._active:
+                await self._quiet.wait()
+            for pool in self.pools:
+                await pool.settle()
+        return not scope.cancelled_caught
+
+    async def _watch_lag(self) -> None:
+        while True:
+            before = self._clock.now()
+            await anyio.sleep(_LAG_INTERVAL_S)
+            self._meters.loop_lag.add(max(0.0, self._clock.now() - before - _LAG_INTERVAL_S))
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Stream]:
+        """Admit a request and stream its answer; leaving the block ends it, at whatever token it is.
+
+        Raises (on entering, before anything was generated):
+            EngineNotRunningError: Nobody entered the engine.
+            EngineDrainingError: It is shutting down.
+            RequestError: The request is wrong or asks for what is not supported.
+            ContextLengthError: It does not fit.
+            Overloaded: Not now.
+            PoolFailedError: The executor was lost too often.
+        """
+        if not self._entered:
+            raise EngineNotRunningError
+        if self._draining:
+            raise EngineDrainingError
+        arrived = self._clock.now()
+        self._active += 1
+        scopes: list[anyio.CancelScope] = []
+        try:
+            prompt = await self._render(request)
+            stream, answers = self._answers(request, prompt, arrived)
+            for answer in answers:
+                scope: anyio.CancelScope = await self._tasks.start(self._drive, answer)
+                scopes.append(scope)
+            yield stream
+        finally:
+            for scope in scopes:
+                scope.cancel()
+            self._active -= 1
+            if not self._active:
+                self._quiet.set()
+
+    async def _render(self, request: GenerateRequest) -> Prompt:
+        """Exact ids of a request's input, off the loop when it is long."""
+        given = request.input
+        if isinstance(given, tuple):
+            size = self._first[0].executor.limits.vocab_size
+            wrong = next((token for token in given if not 0 <= token < size), None)
+            if wrong is not None:
+                raise RequestError(f"token id {wrong} is outside the vocabulary of {size}", "prompt")
+            return Prompt(ids=given, stop_ids=self.recipe.tokenizer.eos_ids)
+        if isinstance(given, TextInput):
+            if len(given.text) > _INLINE_CHARS:
+                return await self._offload(self.recipe.text, given)
+            return self.recipe.text(given)
+        if request.constraint is not None:
+            given = replace(given, constraint=request.constraint)
+        if _characters(given) > _INLINE_CHARS:
+            return await self._offload(self.recipe.render, given)
+        return self.recipe.render(given)
+
+    def _answers(self, request: GenerateRequest, prompt: Prompt, arrived: float) -> tuple[Stream, list[Answer]]:
+        """Check shape and length, and make one answer per choice."""
+        self._refuse_unsupported(request, prompt)
+        limit = self.max_context
+        length = len(prompt.ids)
+        if length == 0:
+            raise RequestError("the prompt is empty", "prompt")
+        if length >= limit or (request.max_tokens is not None and length + request.max_tokens > limit):
+            raise ContextLengthError(length, request.max_tokens, limit)
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        mailbox = Mailbox()
+        stream = Stream(prompt, seed, request.n, mailbox)
+        settings = AnswerSettings(self.recipe, self._clock, self._meters, self._client_timeout_s)
+        stop_ids = request.stop_ids if request.ignore_eos else request.stop_ids | prompt.stop_ids
+        answers = [
+            Answer(
+                settings,
+                request,
+                SeqSpec(
+                    seq=SeqId(next(self._ids)),
+                    tokens=prompt.ids,
+                    prompt_len=length,
+                    max_tokens=limit - length if request.max_tokens is None else request.max_tokens,
+                    seed=seed,
+                    choice=choice,
+                    sampling=request.sampling,
+                    stop_ids=stop_ids,
+                    tenant=request.tenant,
+                    retention=request.retention,
+                    priority=request.priority,
+                    arrived_at=arrived,
+                    deadline=None if request.deadline_s is None else arrived + request.deadline_s,
+                ),
+                stream,
+                mailbox,
+            )
+            for choice in range(request.n)
+        ]
+        return stream, answers
+
+    def _refuse_unsupported(self, request: GenerateRequest, prompt: Prompt) -> None:
+        """Refuse what has an effect and would not be honoured."""
+        if request.n < 1:
+            raise RequestError("n must be at least 1", "n")
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise RequestError("max_tokens must be at least 1", "max_tokens")
+        if request.constraint is not None or prompt.constraint is not None:
+            raise UnsupportedFieldError("response_format")
+        size = self._first[0].executor.limits.vocab_size
+        for token, _ in request.sampling.logit_bias:
+            if not 0 <= token < size:
+                raise RequestError(f"token id {token} is outside the vocabulary of {size}", f"logit_bias.{token}")
+        for pool in self.pools:
+            provides = pool.executor.provides
+            if request.sampling.logprobs is not None and "logprobs" not in provides:
+                raise UnsupportedFieldError("logprobs")
+            if "sampling" not in provides:
+                plain = SamplingParams(temperature=request.sampling.temperature, logprobs=request.sampling.logprobs)
+                for name in SamplingParams.__slots__:
+                    if getattr(request.sampling, name) != getattr(plain, name):
+                        raise UnsupportedFieldError(name)
+
+    async def _drive(self, answer: Answer, *, task_status: TaskStatus[anyio.CancelScope]) -> None:
+        """One answer's life; errors before admission are the caller's, later ones become its last event."""
+        admitted = False
+        try:
+            with anyio.CancelScope() as scope, answer.deadline_scope() as deadline:
+
+                def started() -> None:
+                    nonlocal admitted
+                    if not admitted:
+                        admitted = True
+                        task_status.started(scope)
+
+                ending = await self._through_pools(answer, started)
+                answer.finish(ending)
+            if deadline.cancelled_caught:
+                answer.fail(answer.deadline_error())
+        except (EngineError, Overloaded, ExecutorLost) as error:
+            if not admitted:
+                raise
+            answer.finish(Ending(error.code, str(error)))
+        except Exception as error:  # a door: a broken parser ends its own answer, not the engine
+            if not admitted:
+                raise
+            _log.exception("an answer of %s failed", self.name)
+            answer.finish(Ending(EngineError.code, f"{type(error).__name__}: {error}"))
+        finally:
+            if admitted and not answer.over:
+                answer.finish(Ending("cancelled", "the request was cancelled"))
+
+    async def _through_pools(self, answer: Answer, started: Callable[[], None]) -> Ending:
+        """Prefill and decode, in one pool or in two."""
+        first = self._choose(self._first, answer.spec)
+        handoff: Handoff | None = None
+        async with first.run(answer.spec, prefill_only=bool(self._last)) as live:
+            started()
+            ending = await answer.follow(live)
+            if ending.reason != "handoff":
+                return ending
+            spec = answer.handed_off(tuple(live.tokens))
+            try:
+                handoff = await first.export(live)
+            except ExecutorLost:
+                handoff = None  # the decode pool computes the prompt itself
+        last = self._choose(self._last, spec)
+        async with last.run(spec, handoff=handoff) as live:
+            return await answer.follow(live)
+
+    def _choose(self, pools: Sequence[Pool], spec: SeqSpec) -> Pool:
+        serving = [pool for pool in pools if pool.state not in ("failed", "stopped")]
+        if not serving:
+            raise PoolFailedError(0, "no pool of this kind serves")
+        if len(serving) == 1:
+            return serving[0]
+        return serving[self._route(spec, [PoolView((pool.name, *pool.view())) for pool in serving])]
+
+    # -- numbers ------------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """Counts since construction and the present state."""
+        pools = tuple(pool.stats() for pool in self.pools)
+        meters = self._meters
+        return EngineStats(
+            state=self.state,
+            requests=dict(meters.requests),
+            waiting=sum(pool.waiting for pool in pools),
+            running=sum(pool.running for pool in pools),
+            prompt_tokens=meters.prompt_tokens,
+            generated_tokens=meters.generated_tokens,
+            cached_tokens=dict(meters.cached_tokens),
+            ttft=meters.ttft.snapshot(),
+            itl=meters.itl.snapshot(),
+            queue_wait=meters.queue_wait.snapshot(),
+            loop_lag=meters.loop_lag.snapshot(),
+            pools=pools,
+        )
+
+
+def _characters(conversation: Conversation) -> int:
+    return sum(
+        len(part.text) for message in conversation.messages for part in message.content if isinstance(part, TextPart)
+    )

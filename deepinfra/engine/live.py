@@ -1,0 +1,136 @@
+"""A sequence while it lives in a pool: the one mutable record that planner, loader, saver and pool share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from deepinfra.core.drafts import Draft
+from deepinfra.core.ids import BlockId, BlockKey, Epoch
+from deepinfra.core.kv import RecordRef, block_keys
+from deepinfra.core.request import CachedTokens, SeqSpec
+from deepinfra.core.step import TokenProbs
+from deepinfra.engine.stream import Signal
+from deepinfra.interfaces.kvstore import KVStore
+
+__all__ = ("Delta", "Ending", "Live", "Load", "Source")
+
+
+class Load(Enum):
+    """How far a waiting sequence's KV has come from a store."""
+
+    NONE = "none"
+    FETCHABLE = "fetchable"
+    LOADING = "loading"
+
+
+class Source(NamedTuple):
+    """Where blocks of a prompt can be loaded from: a store (or a handoff), its refs in key order, tier names."""
+
+    store: KVStore
+    refs: tuple[RecordRef, ...]
+    tiers: tuple[str, ...]
+
+
+class Ending(NamedTuple):
+    """Why a sequence is over: `stop`, `length`, `handoff`, or the code of an error with its sentence."""
+
+    reason: str
+    message: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether this is an error."""
+        return self.reason not in ("stop", "length", "handoff")
+
+
+class Delta(NamedTuple):
+    """New tokens of a sequence, merged since it was last read; `ending` is set on the last one."""
+
+    tokens: tuple[int, ...]
+    probs: tuple[TokenProbs, ...]
+    ending: Ending | None
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """One sequence in one pool.
+
+    Attributes:
+        spec: What was asked.
+        root: Root key of its namespace.
+        tokens: Known tokens, append-only; all but the last sampled one will have KV.
+        keys: Keys of the full blocks of `tokens`, extended when needed.
+        table: Its blocks in order; empty while it waits.
+        computed: Positions `0 .. computed-1` have valid KV in `table`.
+        published: Leading blocks of `table` that are in the prefix index.
+        epoch: Counts openings on the executor.
+        running: Holds blocks and is open on the executor.
+        drafts: Proposed next tokens, for the next step only.
+        prefill_only: Ends after the first sampled token, keeping its blocks for a handoff.
+        over: Takes no part in further steps.
+        cached: Prompt tokens that were not computed, fixed at the first opening.
+    """
+
+    spec: SeqSpec
+    root: BlockKey
+    tokens: list[int]
+    prefill_only: bool = False
+    keys: list[BlockKey] = field(default_factory=list)
+    table: list[BlockId] = field(default_factory=list)
+    computed: int = 0
+    published: int = 0
+    epoch: Epoch = Epoch(0)
+    running: bool = False
+    opened_before: bool = False
+    over: bool = False
+    losses: int = 0
+    drafts: Draft | None = None
+    load: Load = Load.NONE
+    source: Source | None = None
+    loaded_tiers: dict[BlockKey, str] = field(default_factory=dict)
+    cached: CachedTokens = field(default_factory=CachedTokens)
+    opened_at: float | None = None
+    _tokens_out: list[int] = field(default_factory=list)
+    _probs_out: list[TokenProbs] = field(default_factory=list)
+    _ending: Ending | None = None
+    _signal: Signal = field(default_factory=Signal)
+
+    @property
+    def todo(self) -> int:
+        """Known tokens without KV; 1 means it decodes."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be generated."""
+        return self.spec.max_tokens - (len(self.tokens) - self.spec.prompt_len)
+
+    def extend_keys(self, block_size: int) -> list[BlockKey]:
+        """Keys of all full blocks of the known tokens."""
+        if len(self.keys) < len(self.tokens) // block_size:
+            self.keys = block_keys(self.root, self.tokens, block_size, known=self.keys)
+        return self.keys
+
+    def reset(self) -> None:
+        """Forget device state (preempted, or the executor was lost); blocks are the caller's business."""
+        self.table, self.computed, self.published = [], 0, 0
+        self.running, self.drafts = False, None
+
+    def push(self, tokens: Sequence[int], probs: Sequence[TokenProbs], ending: Ending | None) -> None:
+        """Hand tokens to the sequence's own task; never waits."""
+        self._tokens_out.extend(tokens)
+        self._probs_out.extend(probs)
+        if ending is not None and self._ending is None:
+            self._ending, self.over = ending, True
+        self._signal.set()
+
+    async def next(self) -> Delta:
+        """Wait for tokens or the end."""
+        while not self._tokens_out and self._ending is None:
+            await self._signal.wait()
+        delta = Delta(tuple(self._tokens_out), tuple(self._probs_out), self._ending)
+        self._tokens_out, self._probs_out = [], []
+        return delta

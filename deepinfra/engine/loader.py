@@ -1,0 +1,101 @@
+"""Loads: a waiting sequence's blocks, from a store or a handoff through staging into the prefix index.
+
+Loaded blocks are published like computed ones, so a sequence finds them by its ordinary prefix match, and waiting
+sequences hold neither blocks nor slots. A prefix longer than the staging memory comes in rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+
+from deepinfra.core.kv import FRAME_NBYTES
+from deepinfra.engine.blocks import BlockPool
+from deepinfra.engine.frames import frame_is_good
+from deepinfra.engine.live import Live, Load
+from deepinfra.engine.planner import Arrived
+from deepinfra.engine.staging import Slots
+from deepinfra.engine.stream import Signal
+from deepinfra.interfaces.executor import KVMemory
+from deepinfra.interfaces.given import Offload
+
+__all__ = ("Loader",)
+
+_CHECK_INLINE_NBYTES = 1 << 22
+"""Frames of up to 4 MiB are checked on the loop: xxh3 does 40 GB/s here, so that is 0.1 ms."""
+
+
+class Loader:
+    """Runs loads and collects what arrived for the planner; one per executor life."""
+
+    def __init__(self, blocks: BlockPool, slots: Slots, memory: KVMemory, offload: Offload) -> None:
+        self._blocks, self._slots, self._memory, self._offload = blocks, slots, memory, offload
+        self._arrived: list[Arrived] = []
+        self._freed = Signal()
+        self.damaged = 0
+
+    def collect(self) -> list[Arrived]:
+        """What arrived since the last call; its slots are the caller's until it gives them back."""
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def slots_freed(self) -> None:
+        """Tell a waiting load that slots were given back."""
+        self._freed.set()
+
+    async def run(self, live: Live, done: Callable[[], None]) -> None:
+        """Load what `live.source` has beyond the device's own prefix; `done` is called after each round."""
+        source = live.source
+        try:
+            if source is not None:
+                await self._rounds(live, done)
+        finally:
+            live.load = Load.NONE
+            live.source = None
+            done()
+
+    async def _rounds(self, live: Live, done: Callable[[], None]) -> None:
+        source = live.source
+        keys = live.keys
+        if source is None:
+            return
+        index = len(self._blocks.match(keys))
+        while index < len(source.refs) and not live.over:
+            leave = 1 if self._slots.num_slots > 1 else 0
+            taken = self._slots.take(min(len(source.refs) - index, max(1, self._slots.num_slots // 2)), leave=leave)
+            if not taken:
+                with anyio.move_on_after(0.05):
+                    await self._freed.wait()
+                continue
+            good = 0
+            try:
+                refs = source.refs[index : index + len(taken)]
+                views = [self._memory.slot(slot) for slot in taken]
+                loaded = await source.store.load(refs, views)
+                good = await self._check(live, index, views[: loaded.count])
+            finally:
+                self._slots.give(taken[good:])
+            for offset in range(good):
+                key, tier = keys[index + offset], source.tiers[index + offset]
+                live.loaded_tiers[key] = tier
+                self._arrived.append(Arrived(taken[offset], key, tier))
+            done()
+            if good < len(taken):
+                return
+            index += good
+
+    async def _check(self, live: Live, index: int, views: list[memoryview]) -> int:
+        """How many leading records are what their keys say."""
+        keys = live.keys[index : index + len(views)]
+
+        def count() -> int:
+            for position, (view, key) in enumerate(zip(views, keys, strict=True)):
+                if not frame_is_good(view, key):
+                    return position
+            return len(views)
+
+        small = sum(len(view) - FRAME_NBYTES for view in views) <= _CHECK_INLINE_NBYTES
+        good = count() if small else await self._offload(count)
+        self.damaged += good < len(views)
+        return good

@@ -1,0 +1,119 @@
+"""What an engine counts: plain numbers, updated on the loop, read as frozen snapshots by whoever exports them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from deepinfra.core.kv import KVStats
+
+__all__ = ("EngineStats", "Histogram", "HistogramSnapshot", "PoolStats", "State")
+
+State = Literal["stopped", "starting", "ready", "draining", "failed"]
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds of buckets, in seconds; one ladder for all histograms."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSnapshot:
+    """Counts per bucket: `counts[i]` values in `(bounds[i-1], bounds[i]]`, the last one above all bounds."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return sum(self.counts)
+
+
+class Histogram:
+    """A counter per bucket."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(SECONDS) + 1)
+        self._total = 0.0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Count a value, `times` over."""
+        self._counts[bisect_left(SECONDS, seconds)] += times
+        self._total += seconds * times
+
+    def snapshot(self) -> HistogramSnapshot:
+        """What was counted so far."""
+        return HistogramSnapshot(SECONDS, tuple(self._counts), self._total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """One pool's numbers.
+
+    Attributes:
+        waiting: Sequences without blocks.
+        running: Sequences with blocks.
+        slots_free: Staging slots in nobody's hands.
+        step_seconds: Time inside the executor per step.
+        overhead_seconds: Wall time of steps outside the executor, summed.
+    """
+
+    name: str
+    state: State
+    waiting: int
+    running: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    slots_total: int
+    slots_free: int
+    steps: int
+    preemptions: int
+    executor_losses: int
+    saves_waiting: int
+    saves_dropped: int
+    records_damaged: int
+    drafts_verified: int
+    drafts_accepted: int
+    step_seconds: HistogramSnapshot
+    overhead_seconds: float
+    store: KVStats | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """An engine's numbers; sums over its pools where a pool has the same name for it.
+
+    Attributes:
+        requests: Answers that ended, by finish reason or error code.
+        cached_tokens: Prompt tokens that were not computed, by tier.
+        ttft: Seconds from arrival to the first token, per answer.
+        itl: Seconds between tokens of an answer.
+        queue_wait: Seconds from arrival to the first step, per answer.
+        loop_lag: How late the event loop ran a timer, in seconds.
+    """
+
+    state: State
+    requests: Mapping[str, int]
+    waiting: int
+    running: int
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: Mapping[str, int]
+    ttft: HistogramSnapshot
+    itl: HistogramSnapshot
+    queue_wait: HistogramSnapshot
+    loop_lag: HistogramSnapshot
+    pools: tuple[PoolStats, ...]
+
+    @property
+    def blocks_total(self) -> int:
+        """Device blocks of all pools."""
+        return sum(pool.blocks_total for pool in self.pools)
+
+    @property
+    def blocks_free(self) -> int:
+        """Device blocks that can be taken, of all pools."""
+        return sum(pool.blocks_free for pool in self.pools)

@@ -1,0 +1,144 @@
+"""Streams of events between a request's tasks and whoever reads them: merging, never blocking the writer."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import anyio
+import anyio.lowlevel
+
+from deepinfra.core.events import Event, Failed, Finished, ReasoningDelta, TextDelta, ToolArgumentsDelta
+from deepinfra.core.request import Prompt, Usage
+
+__all__ = ("Mailbox", "Signal", "Stream")
+
+
+class Signal:
+    """An event that can be waited for again and again; `set` before `wait` is not lost."""
+
+    def __init__(self) -> None:
+        self._event: anyio.Event | None = None
+        self._flag = False
+
+    def set(self) -> None:
+        """Wake the waiter, or let the next `wait` return at once."""
+        self._flag = True
+        if self._event is not None:
+            self._event.set()
+
+    async def wait(self) -> None:
+        """Return when `set` was called since the last `wait` returned. One waiter at a time."""
+        if not self._flag:
+            self._event = anyio.Event()
+            try:
+                await self._event.wait()
+            finally:
+                self._event = None
+        else:
+            await anyio.lowlevel.checkpoint()
+        self._flag = False
+
+
+def _merged(first: Event, second: Event) -> Event | None:
+    """One event that says both, or `None`."""
+    if type(first) is not type(second) or first.choice != second.choice:
+        return None
+    if isinstance(first, TextDelta) and isinstance(second, TextDelta):
+        return TextDelta(choice=first.choice, text=first.text + second.text, tokens=first.tokens + second.tokens)
+    if isinstance(first, ReasoningDelta) and isinstance(second, ReasoningDelta):
+        return ReasoningDelta(choice=first.choice, text=first.text + second.text, tokens=first.tokens + second.tokens)
+    if isinstance(first, ToolArgumentsDelta) and isinstance(second, ToolArgumentsDelta) and first.index == second.index:
+        return ToolArgumentsDelta(choice=first.choice, index=first.index, arguments=first.arguments + second.arguments)
+    return None
+
+
+class Mailbox:
+    """Events of one request: written by its sequences' tasks, read by one reader.
+
+    What is unread is merged, so that its size is bounded by the answer's own, however slow the reader is.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._signal = Signal()
+        self.unread_since: float | None = None
+
+    def put(self, events: Iterable[Event], now: float) -> None:
+        """Add events; never waits. `now` is when, in clock seconds."""
+        for event in events:
+            if self._events and (both := _merged(self._events[-1], event)) is not None:
+                self._events[-1] = both
+            else:
+                self._events.append(event)
+        if self._events:
+            if self.unread_since is None:
+                self.unread_since = now
+            self._signal.set()
+
+    async def get(self) -> Event:
+        """Wait for the next event."""
+        while not self._events:
+            await self._signal.wait()
+        self.unread_since = None
+        return self._events.popleft()
+
+    def get_nowait(self) -> Event | None:
+        """The next event if there is one."""
+        if not self._events:
+            return None
+        self.unread_since = None
+        return self._events.popleft()
+
+
+class Stream:
+    """An answer under way: iterate over its events; it ends when every choice is `Finished` or `Failed`.
+
+    Attributes:
+        prompt: What was rendered.
+        seed: The seed in use, given or drawn.
+        n: Number of choices.
+    """
+
+    def __init__(self, prompt: Prompt, seed: int, n: int, mailbox: Mailbox) -> None:
+        self.prompt, self.seed, self.n = prompt, seed, n
+        self._mailbox = mailbox
+        self._usage: dict[int, Usage] = {}
+        self._open = n
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far over all choices; the prompt, and what of it was cached, counts once."""
+        usages = self._usage.values()
+        if not usages:
+            return Usage(prompt_tokens=len(self.prompt.ids))
+        return Usage(
+            prompt_tokens=len(self.prompt.ids),
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+            cached=self._usage[min(self._usage)].cached,
+        )
+
+    def count(self, choice: int, usage: Usage) -> None:
+        """Note a choice's tokens so far; called by the engine."""
+        self._usage[choice] = usage
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._open == 0:
+            raise StopAsyncIteration
+        return self._seen(await self._mailbox.get())
+
+    def next_nowait(self) -> Event | None:
+        """The next event if it is there already: lets a writer put what is ready into one chunk."""
+        if self._open == 0:
+            return None
+        event = self._mailbox.get_nowait()
+        return None if event is None else self._seen(event)
+
+    def _seen(self, event: Event) -> Event:
+        if isinstance(event, Finished | Failed):
+            self._open -= 1
+        return event

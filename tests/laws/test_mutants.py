@@ -1,0 +1,169 @@
+"""Broken engines, one mistake each: the whole-engine law must catch every one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from deepinfra.core.ids import BlockKey
+from deepinfra.core.kv import block_keys
+from deepinfra.engine import loader, planner
+from deepinfra.engine.blocks import BlockPool
+from deepinfra.engine.committing import Committer
+from deepinfra.engine.live import Live
+from deepinfra.engine.planner import Planner
+from deepinfra.engine.pool import Pool
+from deepinfra.engine.staging import Slots
+from deepinfra.executors.toy import ToyExecutor
+from deepinfra.testing.engine import random_scenario, run_scenario
+
+Patch = pytest.MonkeyPatch
+
+
+def release_inside_a_step(patch: Patch) -> None:
+    original = Pool.run
+
+    @asynccontextmanager
+    async def run(self: Pool, *args: Any, **kwargs: Any) -> AsyncGenerator[Live]:
+        try:
+            async with original(self, *args, **kwargs) as live:
+                yield live
+        finally:
+            if self._core is not None:
+                self._reap(self._core)
+
+    patch.setattr(Pool, "run", run)
+
+
+def publish_one_token_too_many(patch: Patch) -> None:
+    original = Committer._publish
+
+    def publish(self: Committer, blocks: BlockPool, live: Live) -> None:
+        if live.computed == len(live.tokens) - 1:
+            live.computed += 1
+            original(self, blocks, live)
+            live.computed -= 1
+        else:
+            original(self, blocks, live)
+
+    patch.setattr(Committer, "_publish", publish)
+
+
+def publish_rejected_drafts(patch: Patch) -> None:
+    original = Committer._apply
+
+    def apply(self: Committer, blocks: BlockPool, live: Live, item: Any, output: Any) -> int:
+        kept = original(self, blocks, live, item, output)
+        if item.drafts and not live.over:
+            live.computed = min(item.start + item.length, len(live.tokens))
+            self._publish(blocks, live)
+        return kept
+
+    patch.setattr(Committer, "_apply", apply)
+
+
+def unchained_keys(patch: Patch) -> None:
+    def keys(root: BlockKey, tokens: Sequence[int], block_size: int, **_: Any) -> list[BlockKey]:
+        blocks = [tokens[i : i + block_size] for i in range(0, len(tokens) // block_size * block_size, block_size)]
+        return [block_keys(root, block, block_size)[0] for block in blocks]
+
+    patch.setattr("deepinfra.engine.live.block_keys", keys)
+
+
+def evict_without_unpublishing(patch: Patch) -> None:
+    def take(self: BlockPool, count: int) -> list[Any] | None:
+        if count > self.free_blocks:
+            return None
+        taken = []
+        for _ in range(count):
+            block = self._free.popleft() if self._free else self._idle.popitem(last=False)[0]
+            self._refs[block] = 1
+            taken.append(block)
+        return taken
+
+    patch.setattr(BlockPool, "take", take)
+
+
+def forget_to_close_on_preemption(patch: Patch) -> None:
+    def close(self: Planner, live: Live) -> None:
+        self._blocks.release(live.table)
+        live.reset()
+
+    patch.setattr(Planner, "close", close)
+
+
+def rewrite_published_blocks(patch: Patch) -> None:
+    original = planner.WorkItem
+
+    def item(**fields: Any) -> Any:
+        return original(**{**fields, "write_from": 0})
+
+    patch.setattr(planner, "WorkItem", item)
+
+
+def trust_every_frame(patch: Patch) -> None:
+    patch.setattr(loader, "frame_is_good", lambda record, key: True)
+
+
+def reuse_a_whole_prompt_without_its_last_token(patch: Patch) -> None:
+    original = Planner._add
+
+    def add(self: Planner, live: Live, start: int, length: int, write_from: int, *rest: Any) -> None:
+        if write_from == len(live.tokens) and start == write_from - 1:
+            start, length = start - 1, 1
+        original(self, live, start, length, write_from, *rest)
+
+    patch.setattr(Planner, "_add", add)
+
+
+def keep_the_slots_of_cancelled_loads(patch: Patch) -> None:
+    original = Slots.give
+    patch.setattr(Slots, "give", lambda self, slots: original(self, slots[1:]))
+
+
+def accept_every_draft(patch: Patch) -> None:
+    original = ToyExecutor._sample
+
+    def sample(self: ToyExecutor, item: Any, state: Any) -> Any:
+        output = original(self, item, state)
+        if item.drafts and len(output.tokens) <= len(item.drafts):
+            return output._replace(tokens=(*item.drafts, output.tokens[-1]))
+        return output
+
+    patch.setattr(ToyExecutor, "_sample", sample)
+
+
+MUTANTS: list[Callable[[Patch], None]] = [
+    release_inside_a_step,
+    publish_one_token_too_many,
+    publish_rejected_drafts,
+    unchained_keys,
+    evict_without_unpublishing,
+    forget_to_close_on_preemption,
+    rewrite_published_blocks,
+    trust_every_frame,
+    reuse_a_whole_prompt_without_its_last_token,
+    keep_the_slots_of_cancelled_loads,
+    accept_every_draft,
+]
+
+
+@pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
+def test_a_broken_engine_breaks_the_law(
+    mutate: Callable[[Patch], None], monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mutate(monkeypatch)
+    for seed in range(400):
+        scenario = random_scenario(random.Random(seed))
+        try:
+            wrong = anyio.run(run_scenario, scenario, None, 2.0)
+        except Exception:
+            return
+        if wrong:
+            return
+    pytest.fail(f"400 scenarios did not catch {mutate.__name__}")
