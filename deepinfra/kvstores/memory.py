@@ -76,8 +76,8 @@ class MemoryStore(KVStore):
     """Keeps records in RAM up to a number of bytes, overhead included.
 
     The least recently used record that no held record continues goes first, so a prefix loses its tail before its
-    head and what is left can be matched. A record that fits only in place of its own prefix is dropped. A life slides
-    when a record is loaded, touched or saved again.
+    head and what is left can be matched. A record that fits only in place of its own prefix is dropped, and so is one
+    whose parent is not held. A life slides when a record is loaded, touched or saved again.
 
     Args:
         capacity_nbytes: Bytes held at most.
@@ -230,6 +230,9 @@ class MemoryStore(KVStore):
             held.expires = max(held.expires, now + ttl_s)
             return 0
         parent = _parent(record)
+        if record.ref.kind != "tail" and parent != record.namespace and self._get(parent, now) is None:
+            self._dropped += 1  # nothing could match it, and it would cost a prefix that something can
+            return 0
         self._children[parent] = self._children.get(parent, 0) + 1  # before making room: it may not cost its own parent
         if not self._make_room(_cost(record.ref.nbytes, len(record.tokens))):
             self._release(parent)

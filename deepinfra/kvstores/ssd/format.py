@@ -1,0 +1,261 @@
+"""Bytes of a segment file: records one after another, then a footer that lists them once the segment is sealed.
+
+    record   fixed header | tenant | model | token ids (u32 each) | xxh3_64 of all before | payload
+    footer   entries (one per live record) | owners | trailer with counts, offset and xxh3_128 of the footer
+
+All integers are little-endian. A *dead* record (kind 0) is one that was forgotten: lengths are kept, so that a scan
+finds what follows, everything else is zeros.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from deepinfra.core.kv import KVRecord, NamespaceFilter, RecordRef
+
+__all__ = (
+    "FIXED_NBYTES",
+    "TRAILER_NBYTES",
+    "Entry",
+    "Header",
+    "Owner",
+    "dead_header",
+    "footer_nbytes",
+    "header_nbytes",
+    "pack_footer",
+    "pack_header",
+    "parse_name",
+    "read_trailer",
+    "record_id",
+    "segment_name",
+    "unpack_fixed",
+    "unpack_footer",
+    "unpack_header",
+    "writable",
+)
+
+VERSION = 1
+KEY_NBYTES = 32
+TRAFFICS = ("default", "agent", "chat")
+KINDS = ("", "block", "snapshot", "tail")
+
+_RECORD = struct.Struct("<4sBBBxHHIQ32s32s32sdd16s")
+_RECORD_MAGIC = b"DIkv"
+_SUM = struct.Struct("<Q")
+_ENTRY = struct.Struct("<32sB3xIIQQdd")
+_OWNER = struct.Struct("<32sHH")
+_TRAILER = struct.Struct("<8sIIQQ16s")
+_TRAILER_MAGIC = b"DIkvFOOT"
+_NAME = re.compile(r"(default|agent|chat)-(\d{1,12})-(\d{8,18})\.kvseg")
+
+FIXED_NBYTES = _RECORD.size
+SUM_NBYTES = _SUM.size
+TRAILER_NBYTES = _TRAILER.size
+
+
+class Owner(NamedTuple):
+    """Whose records: what `forget` and accounting ask for."""
+
+    namespace: bytes
+    tenant: str
+    model: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in a footer."""
+        return _OWNER.size + len(self.tenant.encode()) + len(self.model.encode())
+
+    def matches(self, which: NamespaceFilter) -> bool:
+        """Whether a filter means this owner."""
+        return which.tenant in ("", self.tenant) and which.model in ("", self.model)
+
+
+class Entry(NamedTuple):
+    """Where a record is in its segment, and what must be known without reading it."""
+
+    id: bytes
+    owner: int
+    header_nbytes: int
+    offset: int
+    nbytes: int
+    created: float
+    expires: float
+
+
+class Header(NamedTuple):
+    """A record's header as read back; `kind` is empty for a dead record."""
+
+    kind: str
+    id: bytes
+    parent: bytes
+    owner: Owner
+    tokens: tuple[int, ...]
+    nbytes: int
+    created: float
+    expires: float
+    payload_sum: bytes
+
+
+def record_id(ref: RecordRef) -> bytes:
+    """What the index calls a record: the key, with a letter behind it where it is not a block."""
+    return ref.key if ref.kind == "block" else ref.key + ref.kind[:1].encode()
+
+
+def _kind_of(id_: bytes) -> int:
+    return 1 if len(id_) == KEY_NBYTES else {b"s": 2, b"t": 3}[id_[KEY_NBYTES:]]
+
+
+def _id_of(key: bytes, kind: int) -> bytes:
+    return key if kind == 1 else key + KINDS[kind][:1].encode()
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def segment_name(traffic: str, hour: int, serial: int) -> str:
+    """File name: class, the hour (since the epoch) in which its records expire, a number that only grows."""
+    return f"{traffic}-{hour}-{serial:08d}.kvseg"
+
+
+def parse_name(name: str) -> tuple[str, int, int] | None:
+    """Class, expiry hour and serial number, or `None` for a file that is not ours."""
+    match = _NAME.fullmatch(name)
+    return (match[1], int(match[2]), int(match[3])) if match else None
+
+
+# -- records --------------------------------------------------------------------------------------
+
+
+def writable(record: KVRecord) -> bool:
+    """Whether a record can be written down without loss (keys of 32 bytes, names under 64 KiB, a true length)."""
+    return (
+        len(record.ref.key) == len(record.parent) == len(record.namespace) == KEY_NBYTES
+        and len(record.tenant.encode()) < 1 << 16
+        and len(record.model.encode()) < 1 << 16
+        and record.data.nbytes == record.ref.nbytes
+    )
+
+
+def header_nbytes(record: KVRecord) -> int:
+    """Bytes before the payload."""
+    names = len(record.tenant.encode()) + len(record.model.encode())
+    return FIXED_NBYTES + names + 4 * len(record.tokens) + SUM_NBYTES
+
+
+def pack_header(record: KVRecord, created: float, expires: float) -> bytes:
+    """Header of a record, the checksum of its payload included."""
+    tenant, model = record.tenant.encode(), record.model.encode()
+    fixed = _RECORD.pack(
+        _RECORD_MAGIC,
+        VERSION,
+        KINDS.index(record.ref.kind),
+        TRAFFICS.index(record.retention.traffic),
+        len(tenant),
+        len(model),
+        len(record.tokens),
+        record.ref.nbytes,
+        record.ref.key,
+        record.parent,
+        record.namespace,
+        created,
+        expires,
+        xxhash.xxh3_128_digest(record.data),
+    )
+    body = fixed + tenant + model + struct.pack(f"<{len(record.tokens)}I", *record.tokens)
+    return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def dead_header(header: bytes | bytearray | memoryview) -> bytes:
+    """The header that takes the place of a forgotten record's: equal lengths, nothing else."""
+    fixed = list(_RECORD.unpack_from(header))
+    fixed[2] = 0
+    fixed[8:] = [bytes(KEY_NBYTES)] * 3 + [0.0, 0.0, bytes(16)]
+    body = _RECORD.pack(*fixed) + bytes(len(header) - FIXED_NBYTES - SUM_NBYTES)
+    return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def unpack_fixed(data: bytes | bytearray | memoryview) -> tuple[int, int] | None:
+    """Lengths of header and payload that a fixed header claims (unchecked), or `None` if it is none."""
+    if len(data) < FIXED_NBYTES:
+        return None
+    magic, version, kind, traffic, tenant, model, tokens, nbytes = _RECORD.unpack_from(data)[:8]
+    if magic != _RECORD_MAGIC or version != VERSION or kind >= len(KINDS) or traffic >= len(TRAFFICS):
+        return None
+    return FIXED_NBYTES + tenant + model + 4 * tokens + SUM_NBYTES, nbytes
+
+
+def unpack_header(data: bytes | bytearray | memoryview) -> Header | None:
+    """A whole header, or `None` if anything about it is wrong."""
+    lengths = unpack_fixed(data)
+    if lengths is None or lengths[0] != len(data):
+        return None
+    if _SUM.unpack_from(data, len(data) - SUM_NBYTES)[0] != xxhash.xxh3_64_intdigest(data[:-SUM_NBYTES]):
+        return None
+    fields = _RECORD.unpack_from(data)
+    _, _, kind, _, tenant, model, num_tokens, nbytes, key, parent, namespace, created, expires, payload_sum = fields
+    body = bytes(data[FIXED_NBYTES:-SUM_NBYTES])
+    if kind == 0:
+        return Header("", b"", parent, Owner(namespace, "", ""), (), nbytes, created, expires, payload_sum)
+    tokens = struct.unpack(f"<{num_tokens}I", body[tenant + model :])
+    owner = Owner(namespace, body[:tenant].decode(), body[tenant : tenant + model].decode())
+    return Header(KINDS[kind], _id_of(key, kind), parent, owner, tokens, nbytes, created, expires, payload_sum)
+
+
+# -- footers --------------------------------------------------------------------------------------
+
+
+def footer_nbytes(entries: int, owners: Sequence[Owner]) -> int:
+    """Bytes of a footer."""
+    return entries * _ENTRY.size + sum(owner.nbytes for owner in owners) + TRAILER_NBYTES
+
+
+def pack_footer(offset: int, entries: Sequence[Entry], owners: Sequence[Owner]) -> bytes:
+    """The footer of a segment whose records end at `offset`."""
+    parts = []
+    for e in entries:
+        kind = _kind_of(e.id)
+        parts.append(
+            _ENTRY.pack(e.id[:KEY_NBYTES], kind, e.owner, e.header_nbytes, e.offset, e.nbytes, e.created, e.expires)
+        )
+    for owner in owners:
+        tenant, model = owner.tenant.encode(), owner.model.encode()
+        parts.append(_OWNER.pack(owner.namespace, len(tenant), len(model)) + tenant + model)
+    parts.append(_TRAILER.pack(_TRAILER_MAGIC, VERSION, len(owners), len(entries), offset, bytes(16))[:-16])
+    body = b"".join(parts)
+    return body + xxhash.xxh3_128_digest(body)
+
+
+def read_trailer(tail: bytes | bytearray, file_nbytes: int) -> int | None:
+    """Offset of the footer, from the last bytes of a file; `None` if it has none."""
+    if len(tail) < TRAILER_NBYTES:
+        return None
+    magic, version, owners, entries, offset, _ = _TRAILER.unpack(tail[-TRAILER_NBYTES:])
+    least = entries * _ENTRY.size + owners * _OWNER.size + TRAILER_NBYTES
+    if magic != _TRAILER_MAGIC or version != VERSION or offset + least > file_nbytes:
+        return None
+    return int(offset)
+
+
+def unpack_footer(data: bytes | bytearray) -> tuple[list[Entry], list[Owner]] | None:
+    """Entries and owners of a footer read from its offset to the end of the file; `None` if it is damaged."""
+    if xxhash.xxh3_128_digest(data[:-16]) != bytes(data[-16:]):
+        return None
+    _, _, num_owners, num_entries, _, _ = _TRAILER.unpack(data[-TRAILER_NBYTES:])
+    entries = []
+    for key, kind, owner, header, offset, nbytes, created, expires in _ENTRY.iter_unpack(
+        memoryview(data)[: num_entries * _ENTRY.size]
+    ):
+        entries.append(Entry(_id_of(key, kind), owner, header, offset, nbytes, created, expires))
+    owners, at = [], num_entries * _ENTRY.size
+    for _ in range(num_owners):
+        namespace, tenant, model = _OWNER.unpack_from(data, at)
+        at += _OWNER.size
+        names = bytes(data[at : at + tenant + model])
+        owners.append(Owner(namespace, names[:tenant].decode(), names[tenant:].decode()))
+        at += tenant + model
+    return entries, owners

@@ -1,0 +1,102 @@
+"""Loads on the loop's side: batches, one reader per record, and leaving cleanly when cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from anyio import CancelScope, Event
+
+from deepinfra.core.kv import RecordRef
+from deepinfra.interfaces.given import Clock, Offload
+from deepinfra.kvstores.ssd.disk import Disk
+from deepinfra.kvstores.ssd.format import record_id
+from deepinfra.kvstores.ssd.reading import Piece, read_pieces
+from deepinfra.kvstores.ssd.segment import Index, Segment
+
+__all__ = ("Loader",)
+
+
+class _Flight:
+    """A record being read: others who want it leave their buffers here."""
+
+    def __init__(self) -> None:
+        self.landed = Event()
+        self.whole = False
+        self.copies: list[memoryview] = []
+
+
+class Loader:
+    """Reads records that an index knows; equal records wanted at one time are read once."""
+
+    def __init__(self, index: Index, disk: Disk, folder: Path, clock: Clock, offload: Offload) -> None:
+        self._index = index
+        self._disk, self._folder = disk, folder
+        self._clock, self._offload = clock, offload
+        self._flights: dict[bytes, _Flight] = {}
+
+    async def load(self, pairs: Sequence[tuple[RecordRef, memoryview]]) -> int:
+        """Read what nobody reads yet, then wait for what others read; returns how many leading records are whole.
+
+        Reads are not interrupted; a wait for another's read is. Nobody holds a read while waiting, so two loads never
+        wait for each other.
+        """
+        now = self._clock.wall()
+        mine: list[tuple[int, Segment, Piece]] = []
+        others: list[tuple[int, _Flight]] = []
+        count = len(pairs)
+        for i, (ref, buffer) in enumerate(pairs):
+            place = self._index.find(record_id(ref), now)
+            if place is None or place[1].nbytes != ref.nbytes:
+                count = i
+                break
+            if (flight := self._flights.get(place[1].id)) is not None:
+                flight.copies.append(buffer)
+                others.append((i, flight))
+            else:
+                self._flights[place[1].id] = _Flight()
+                mine.append((i, place[0], Piece(place[1], buffer)))
+        try:
+            count = min(count, await self._read(mine, count))
+            for i, flight in others:
+                if i < count:
+                    await flight.landed.wait()
+                    if not flight.whole and not await self.load(pairs[i : i + 1]):
+                        count = i
+        finally:
+            for i, flight in others:
+                flight.copies = [copy for copy in flight.copies if copy is not pairs[i][1]]
+        return count
+
+    async def _read(self, mine: Sequence[tuple[int, Segment, Piece]], count: int) -> int:
+        """Read segment by segment and land the flights; returns the number of the first that is not whole."""
+        at = 0
+        try:
+            while at < len(mine):
+                segment, end = mine[at][1], at
+                while end < len(mine) and mine[end][1] is segment:
+                    end += 1
+                pieces = [piece for _, _, piece in mine[at:end]]
+                whole = await self._read_pieces(segment, pieces)
+                for piece in pieces[:whole]:
+                    flight = self._flights[piece.entry.id]
+                    flight.whole = True
+                    for copy in flight.copies:
+                        copy[:] = piece.buffer
+                if whole < len(pieces):
+                    self._index.lose(segment, pieces[whole].entry)
+                    return mine[at + whole][0]
+                at = end
+        finally:
+            for _, _, piece in mine:
+                self._flights.pop(piece.entry.id).landed.set()
+        return count
+
+    async def _read_pieces(self, segment: Segment, pieces: Sequence[Piece]) -> int:
+        segment.readers += 1
+        try:
+            with CancelScope(shield=True):
+                whole = await self._offload(read_pieces, self._disk, self._folder / segment.name, pieces)
+        finally:
+            segment.readers -= 1
+        return whole

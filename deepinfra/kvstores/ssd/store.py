@@ -1,0 +1,227 @@
+"""SsdStore: records for days in append-only files on a local disk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self
+
+from anyio import CancelScope
+from anyio.lowlevel import checkpoint
+
+from deepinfra.core.ids import BlockKey
+from deepinfra.core.kv import (
+    Forgotten,
+    KVRecord,
+    KVStats,
+    Loaded,
+    Match,
+    NamespaceFilter,
+    RecordRef,
+    Retention,
+    TierHit,
+)
+from deepinfra.errors import ConfigError, ResourceError
+from deepinfra.interfaces.kvstore import KVStore
+from deepinfra.kvstores.retention import Lifetimes
+from deepinfra.kvstores.ssd.disk import Disk
+from deepinfra.kvstores.ssd.format import record_id
+from deepinfra.kvstores.ssd.loader import Loader
+from deepinfra.kvstores.ssd.reading import read_header
+from deepinfra.kvstores.ssd.recovery import recover
+from deepinfra.kvstores.ssd.segment import Index, Segment
+from deepinfra.kvstores.ssd.writer import FsyncPolicy, Life, Limits, Writer
+
+__all__ = ("SsdStore",)
+
+BATCH_NBYTES = 8 << 20
+"""Bytes per offloaded read: a few milliseconds, after which a cancelled caller is let go."""
+
+KEYS_PER_TURN = 1024
+"""Keys looked up before the loop gets a turn: about 1 ms."""
+
+
+class SsdStore(KVStore):
+    """Keeps records in append-only files, grouped by class and expiry hour so that expiry is an unlink.
+
+    Saved records are the kernel's when `save` returns, so kill -9 loses none of them; a power cut loses what was not
+    synced. Every load checks header and payload; whatever is wrong with a record or the disk is a miss. One process
+    at a time may use a folder. When the cap or the free-space floor asks for room, the least recently used file goes
+    as a whole; of files used together, the one with the tail of the prefix goes first. A life does not slide: it ends
+    at the time fixed when the record was saved. Files of an hour that is over go with the next `save`.
+
+    Args:
+        path: Folder, made if missing, `~` expanded; only `*.kvseg` and `lock` in it are touched.
+        capacity_nbytes: Bytes on disk at most, at every moment: dead bytes, footers and whole file-system blocks count.
+        segment_nbytes: Bytes after which a file is sealed; at most an eighth of the capacity is used.
+        fsync: `none` leaves it to the kernel, `interval` syncs every 16 MiB or 5 s of writing and when a file is
+            sealed, `always` before `save` returns.
+        min_free_nbytes: Free space to leave on the file system; below it, old records make place for new ones.
+        default_ttl_s: Seconds that records of no particular traffic live.
+        agent_ttl_s: Seconds for traffic `agent`.
+        chat_ttl_s: Seconds for traffic `chat`.
+
+    Attributes:
+        disk: The system calls; a test may put its own here before entering.
+
+    Raises:
+        ResourceError: On entering: the folder is in use by another process, or cannot be made or read.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        capacity_nbytes: int = 10 << 30,
+        segment_nbytes: int = 64 << 20,
+        fsync: FsyncPolicy = "interval",
+        min_free_nbytes: int = 1 << 30,
+        default_ttl_s: float = Lifetimes().default_s,
+        agent_ttl_s: float = Lifetimes().agent_s,
+        chat_ttl_s: float = Lifetimes().chat_s,
+    ) -> None:
+        if fsync not in ("none", "interval", "always"):
+            raise ConfigError(f"fsync = {fsync!r} is not one of none, interval, always")
+        self.path = Path(path).expanduser()
+        self.disk = Disk()
+        self._limits = Limits(capacity_nbytes, min(segment_nbytes, capacity_nbytes // 8), min_free_nbytes, fsync)
+        self._lifetimes = Lifetimes(default_ttl_s, agent_ttl_s, chat_ttl_s)
+        self._entered = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._index = Index()
+        self._loader = Loader(self._index, self.disk, self.path, self.clock, self.offload)
+        self._writer = Writer(self._index, self.disk, self.path, self.clock, self.offload, self._limits)
+        self._hits = self._misses = 0
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        self._reset()
+        with CancelScope(shield=True):
+            lock = await self._acquire()
+        try:
+            yield self
+        finally:
+            self._entered = False
+            with CancelScope(shield=True):
+                await self._writer.end()
+                await self.offload(self.disk.close, lock)
+            self._reset()
+
+    async def _acquire(self) -> int:
+        """Lock the folder and learn what is in it; returns the lock's descriptor."""
+        try:
+            lock, found = await self.offload(_enter, self.disk, self.path, self.clock.wall())
+        except BlockingIOError:
+            raise ResourceError(
+                f"the KV folder {self.path} is in use by another process; stop that one or give this one its own folder"
+            ) from None
+        except OSError as error:
+            raise ResourceError(f"the KV folder {self.path} cannot be used: {error.strerror or error}") from error
+        for segment in found:
+            segment.used = self._index.tick()
+            self._index.adopt(segment)
+        await self._writer.begin()
+        self._entered = True
+        return lock
+
+    async def match(self, keys: Sequence[BlockKey]) -> Match:
+        """See `KVStore.match`; tier `ssd`. Answers from memory."""
+        now = oldest = self.clock.wall()
+        refs: list[RecordRef] = []
+        snapshots: list[int] = []
+        run: list[Segment] = []
+        missed = ""
+        for i, key in enumerate(keys):
+            if i % KEYS_PER_TURN == 0:
+                await checkpoint()
+            place = self._index.find(key, now)
+            if place is None:
+                missed = self._index.departed.why(key)
+                break
+            run.append(place[0])
+            refs.append(RecordRef(key, "block", place[1].nbytes))
+            oldest = min(oldest, place[1].created)
+            if self._index.find(record_id(RecordRef(key, "snapshot", 0)), now) is not None:
+                snapshots.append(i)
+        self._index.use(run)
+        self._hits += len(refs)
+        self._misses += len(keys) - len(refs)
+        tiers = (TierHit("ssd", len(refs), now - oldest),) if refs else ()
+        return Match(refs=tuple(refs), tiers=tiers, snapshots=tuple(snapshots), missed=missed)
+
+    async def load(self, refs: Sequence[RecordRef], into: Sequence[memoryview]) -> Loaded:
+        """See `KVStore.load`. A cancelled call leaves after the batch of 8 MiB that is being read."""
+        pairs = list(zip(refs, into, strict=True))
+        if any(buffer.nbytes != ref.nbytes for ref, buffer in pairs):
+            raise ValueError("every buffer must have the size of its record")
+        done = 0
+        while done < len(pairs):
+            await checkpoint()
+            end, nbytes = done, 0
+            while end < len(pairs) and (end == done or nbytes + pairs[end][0].nbytes <= BATCH_NBYTES):
+                nbytes += pairs[end][0].nbytes
+                end += 1
+            done += await self._loader.load(pairs[done:end])
+            if done < end:
+                return Loaded(count=done, stopped=self._index.departed.why(record_id(refs[done])))
+        return Loaded(count=done)
+
+    async def save(self, records: Sequence[KVRecord]) -> None:
+        """See `KVStore.save`. A cancelled call leaves after the batch of 8 MiB that is being written."""
+        now = self.clock.wall()
+        lives = [Life(record, now, now + self._lifetimes.of(record.retention)) for record in records]
+        if self._entered:
+            await self._writer.save([life for life in lives if life.expires > now])
+
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
+        """See `KVStore.touch`; guards files from eviction, does not lengthen lives."""
+        now = self.clock.wall()
+        run = []
+        for i, key in enumerate(keys):
+            if i % KEYS_PER_TURN == 0:
+                await checkpoint()
+            if (place := self._index.find(key, now)) is not None:
+                run.append(place[0])
+        self._index.use(run)
+
+    async def forget(self, which: NamespaceFilter) -> Forgotten:
+        """See `KVStore.forget`. The records' bytes are overwritten or unlinked when this returns."""
+        return await self._writer.forget(which) if self._entered else Forgotten(records=0, nbytes=0)
+
+    def stats(self) -> KVStats:
+        """See `KVStore.stats`; `nbytes` are those of whole file-system blocks, room for footers included."""
+        index, writer, nbytes = self._index, self._writer, self._writer.disk_nbytes
+        return KVStats(
+            records=len(index),
+            nbytes=nbytes,
+            capacity_nbytes=self._limits.capacity_nbytes,
+            hits=self._hits,
+            misses=self._misses,
+            saved=writer.saved,
+            dropped=writer.dropped,
+            damaged=index.damaged,
+            evicted=index.evicted,
+            expired=index.expired,
+            by_tier={"ssd": nbytes},
+        )
+
+    async def tokens(self, key: BlockKey) -> tuple[int, ...] | None:
+        """Token ids of a block that is held, so that a miss behind it can be explained in text; `None`: not held."""
+        place = self._index.find(key, self.clock.wall())
+        if place is None:
+            return None
+        header = await self.offload(read_header, self.disk, self.path / place[0].name, place[1])
+        return None if header is None else header.tokens
+
+
+def _enter(disk: Disk, folder: Path, now: float) -> tuple[int, list[Segment]]:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = disk.lock(folder / "lock")
+    try:
+        return lock, recover(disk, folder, now)
+    except OSError:
+        disk.close(lock)
+        raise
