@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Self
 
@@ -95,6 +95,10 @@ class ProcessExecutor(Executor):
     def memory(self) -> KVMemory:
         """See `Executor.memory`."""
         return self._memory
+
+    def explain(self) -> Mapping[str, str]:
+        """See `Component.explain`; as the inner executor says."""
+        return self._inner.explain()
 
     @property
     def pid(self) -> int:
