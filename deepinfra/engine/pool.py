@@ -51,8 +51,6 @@ MAX_LOSSES = 3
 
 _HEALTHY_STEPS = 256
 
-_SETTLE_S = 0.002
-
 
 class _Core:
     """What exists only while the executor is entered: device blocks, staging, and what works on them."""
@@ -134,6 +132,7 @@ class Pool(AsyncContextManagerMixin):
         self._lives: dict[SeqId, Live] = {}
         self._gone: list[Live] = []
         self._wake = Signal()
+        self._empty = anyio.Event()
         self._core: _Core | None = None
         self._commits = Committer(self)
         self._drafting = Drafting(self.speculator) if self.speculator is not None else None
@@ -211,6 +210,7 @@ class Pool(AsyncContextManagerMixin):
     def _fail(self, code: str, message: str) -> None:
         self.state = "failed"
         self._core = None
+        self._empty.set()
         for live in list(self._lives.values()):
             live.push((), (), Ending(code, message))
 
@@ -267,6 +267,8 @@ class Pool(AsyncContextManagerMixin):
             )
         )
         self._lives[spec.seq] = live
+        if self._empty.is_set():
+            self._empty = anyio.Event()
         self._wake.set()
         try:
             yield live
@@ -322,7 +324,7 @@ class Pool(AsyncContextManagerMixin):
     async def settle(self) -> None:
         """Wait until no sequence is left and queued KV is saved."""
         while self._lives and self.state in ("ready", "starting"):
-            await anyio.sleep(_SETTLE_S)
+            await self._empty.wait()
         if self._saver is not None and self.state == "ready":
             await self._saver.flush()
 
@@ -406,6 +408,8 @@ class Pool(AsyncContextManagerMixin):
                 self._drafting.forget(live)
             core.planner.close(live)
             self._lives.pop(live.spec.seq, None)
+        if not self._lives:
+            self._empty.set()
 
     def _fetch(self, core: _Core, seq: SeqId) -> None:
         live = self._lives.get(seq)

@@ -1,0 +1,50 @@
+# Each target does all of its own set-up in .venv and is quick the second time.
+PYTHON ?= python3.11
+HOST ?= 127.0.0.1
+PORT ?= 8000
+MODEL ?= smollm2
+TORCH ?= torch==2.13.0
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: serve test test-slow check format clean
+
+serve: .venv/.serve
+	$(BIN)/deepinfra pull $(MODEL)
+	$(BIN)/deepinfra serve --model $(MODEL) --host $(HOST) --port $(PORT)
+
+test: check
+	$(BIN)/python -m pytest -m "not slow and not redis"
+
+test-slow: .venv/.dev
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# torch first and pinned: a bare "torch" would be several gigabytes of CUDA on most machines.
+.venv/.torch: .venv/bin/python
+	$(PIP) install "$(TORCH)"
+	touch $@
+
+.venv/.serve: pyproject.toml .venv/.torch
+	$(PIP) install -e ".[torch]"
+	touch $@
+
+.venv/.dev: pyproject.toml .venv/.torch
+	$(PIP) install -e ".[dev]"
+	touch $@ .venv/.serve
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
