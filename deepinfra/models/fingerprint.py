@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from deepinfra.models.records import JsonValue, Progress
 
 _CHUNK = 4 * 2**20
+_TICK_NS = 20_000_000  # kernels stamp files with a clock of up to 10 ms a tick
 
 
 def fingerprint_of(files: Sequence[Path], config: Mapping[str, JsonValue], cache_dir: Path, progress: Progress) -> str:
@@ -63,8 +64,18 @@ def _file_digest(path: Path, cache_dir: Path, progress: Progress) -> str:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
     if after == before:  # else somebody writes to it: the answer is not one to remember
-        _remember(sidecar, {"path": str(path), "identity": before, "sha256": digest.hexdigest()})
+        _remember(sidecar, {"path": str(path), "identity": before, "sha256": digest.hexdigest()}, before[2])
     return digest.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file, 64 hex digits.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _identity(stat: os.stat_result) -> list[int]:
@@ -72,7 +83,7 @@ def _identity(stat: os.stat_result) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
 
 
-def _remember(sidecar: Path, record: Mapping[str, object]) -> None:
+def _remember(sidecar: Path, record: Mapping[str, object], changed_ns: int) -> None:
     # A cache folder that cannot be written costs time on the next start, no more.
     with suppress(OSError):
         sidecar.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +91,9 @@ def _remember(sidecar: Path, record: Mapping[str, object]) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(record, file)
-            Path(name).replace(sidecar)
-        except OSError:
+                # A file that changed within the last tick of the file system's clock can change again unseen.
+                settled = os.fstat(file.fileno()).st_mtime_ns - changed_ns > _TICK_NS
+            if settled:
+                Path(name).replace(sidecar)
+        finally:
             Path(name).unlink(missing_ok=True)
-            raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -10,6 +10,9 @@ from deepinfra.errors import ModelError, UnsupportedModelError
 from deepinfra.models.gguf_vocab import GgufVocab, TokenType
 from deepinfra.models.pretokenizers import REFUSED, SPLITS, Split
 from deepinfra.models.spm import merges_from_scores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _SPACE: Final = "▁"
 
@@ -57,17 +60,28 @@ def _byte_level(vocab: GgufVocab, split: Split) -> Tokenizer:
             raise ModelError(f"{vocab.path} is damaged: its merge {merge!r} joins no two tokens")
         merges.append((left, right))
     tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=split.ignore_merges))
+    missing = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - ids.keys())
+    tokenizer.pre_tokenizer = byte_pre_tokenizer(split, missing)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_pre_tokenizer(split: Split, missing: Sequence[str] = ()) -> pre_tokenizers.PreTokenizer:
+    """Builds what cuts text into pieces and spells their bytes as characters.
+
+    Args:
+        split: How to cut.
+        missing: Characters (of the byte alphabet) that the vocabulary lacks. The BPE model drops these before it
+            merges, so that their neighbours could merge; in llama.cpp they cannot, so they are taken out here.
+    """
     steps: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns
     ]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-    # The BPE model drops a byte that the vocabulary lacks before it merges, so its neighbours could merge; in llama.cpp
-    # they cannot. SmolLM2 lacks some.
-    if missing := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - ids.keys()):
-        steps.append(pre_tokenizers.Split(Regex("[" + "".join(f"\\x{{{ord(c):x}}}" for c in missing) + "]"), "removed"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+    if missing:
+        escaped = "".join(f"\\x{{{ord(character):x}}}" for character in missing)
+        steps.append(pre_tokenizers.Split(Regex(f"[{escaped}]"), "removed"))
+    return pre_tokenizers.Sequence(steps)
 
 
 def _sentencepiece(vocab: GgufVocab) -> Tokenizer:

