@@ -1,0 +1,332 @@
+"""Plays planner and executor for a Scheduler under test, honestly or not, and checks every choice it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deepinfra.core.ids import SeqId
+from deepinfra.core.step import Choice, DoneRow, Grant, Job, RunRow, StepReport, StepView
+from deepinfra.errors import Overloaded
+from deepinfra.interfaces.given import InlineOffload
+from deepinfra.interfaces.scheduler import Scheduler
+from deepinfra.testing.clock import ManualClock
+
+__all__ = ("MiniPool", "PoolSeq")
+
+
+@dataclass(slots=True, eq=False)
+class PoolSeq:
+    """A sequence as the pool knows it; `left` tokens are still to be generated."""
+
+    job: Job
+    tokens: int
+    left: int
+    computed: int = 0
+    blocks: int = 0
+    drafts: int = 0
+    running: bool = False
+    begun: bool = False
+    stored: bool = False
+    loading: bool = False
+    hungry: int = 0
+    overtaken: int = 0
+
+    @property
+    def todo(self) -> int:
+        """Known tokens without KV."""
+        return self.tokens - self.computed
+
+
+def _honest(seq: SeqId, tokens: int) -> int:
+    return tokens
+
+
+class MiniPool:
+    """Few blocks, few seats: everything that goes wrong in a large pool goes wrong here sooner.
+
+    The scheduler is made twice and told everything twice: equal calls must give equal choices.
+
+    Args:
+        make: Makes the scheduler under test.
+        depth: Plans that may be made before the first one's report.
+        max_overtakes: Bound to be checked; `None` checks none.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Scheduler],
+        *,
+        depth: int = 1,
+        max_step_tokens: int = 12,
+        max_seqs: int = 4,
+        num_blocks: int = 24,
+        block_size: int = 2,
+        grid: int = 1,
+        max_overtakes: int | None = None,
+    ) -> None:
+        self.clock = ManualClock()
+        self.schedulers = (make(), make())
+        for scheduler in self.schedulers:
+            scheduler.give(self.clock, InlineOffload())
+        self.seqs: dict[SeqId, PoolSeq] = {}
+        self.over: list[SeqId] = []
+        self.refused = 0
+        self.steps = 0
+        self.block_size, self.num_blocks, self.grid = block_size, num_blocks, grid
+        self._max_step_tokens, self._max_seqs, self._depth = max_step_tokens, max_seqs, depth
+        self._max_overtakes = max_overtakes
+        self._reports: list[StepReport] = []
+        self._loaded: list[SeqId] = []
+        self._next = 0
+
+    # -- what happens to sequences ----------------------------------------------------------------
+
+    def add(
+        self,
+        tokens: int,
+        max_new: int = 1,
+        *,
+        cached: int = 0,
+        priority: int = 0,
+        deadline: float | None = None,
+        stored: bool = False,
+    ) -> SeqId | None:
+        """A sequence arrives; `None` if the scheduler refuses it."""
+        seq = SeqId(self._next)
+        self._next += 1
+        job = Job(seq, tokens, cached, max_new, self.clock.now(), priority=priority, deadline=deadline)
+        refusals = [_refusal(scheduler, job) for scheduler in self.schedulers]
+        assert refusals[0] == refusals[1], "equal calls of add must be refused equally"
+        if refusals[0] is not None:
+            assert refusals[0] > 0.0, "retry_after_s must be positive"
+            self.refused += 1
+            return None
+        self.seqs[seq] = PoolSeq(job, tokens, max_new, stored=stored)
+        return seq
+
+    def finish(self, seq: SeqId) -> None:
+        """A sequence is over, whatever it was doing."""
+        self.seqs.pop(seq, None)
+        self.over.append(seq)
+        for scheduler in self.schedulers:
+            scheduler.finish(seq)
+
+    def arrive(self, seq: SeqId) -> None:
+        """A load that was asked for is there."""
+        self.seqs[seq].loading = False
+        self._loaded.append(seq)
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no sequence holds."""
+        return self.num_blocks - sum(s.blocks for s in self.seqs.values())
+
+    def view(self) -> StepView:
+        """What the scheduler is shown."""
+        return StepView(
+            now=self.clock.now(),
+            step=self.steps,
+            max_step_tokens=self._max_step_tokens,
+            max_seqs=self._max_seqs,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            free_blocks=self.free_blocks,
+            running=tuple(
+                RunRow(seq, s.todo, s.tokens, s.blocks, s.drafts) for seq, s in self.seqs.items() if s.running
+            ),
+            fetchable=frozenset(q for q, s in self.seqs.items() if s.stored and not s.loading and not s.running),
+            loading=frozenset(q for q, s in self.seqs.items() if s.loading and not s.running),
+            grid=self.grid,
+        )
+
+    def step(self, cut: Callable[[SeqId, int], int] = _honest, *, fails: bool = False) -> Choice:
+        """One step. `cut` may lower any grant, to 0 too; with `fails` it runs and comes to nothing."""
+        view = self.view()
+        choices = [scheduler.plan(view) for scheduler in self.schedulers]
+        assert choices[0] == choices[1], "equal calls of plan must give equal choices"
+        choice = choices[0]
+        self._check(view, choice)
+        honest = cut is _honest and not fails
+        if honest:
+            self._check_decoding(view, choice)
+        for seq in choice.fetch:
+            self.seqs[seq].stored, self.seqs[seq].loading = False, True
+        ran = self._apply(choice, cut, fails)
+        for seq in choice.shed:
+            if seq in self.seqs and not self.seqs[seq].running:
+                self.finish(seq)
+        self.steps += 1
+        self.clock.advance(0.01)
+        # With nothing to submit a pool waits for what is in flight.
+        self.flush(self._depth - 1 if ran else 0)
+        for seq in [q for q, s in self.seqs.items() if s.running and s.left <= 0]:
+            self.finish(seq)
+        return choice
+
+    def flush(self, keep: int = 0) -> None:
+        """Report all steps but the last `keep`."""
+        while len(self._reports) > keep:
+            report = self._reports.pop(0)
+            for scheduler in self.schedulers:
+                scheduler.commit(report)
+
+    def drain(self, max_steps: int) -> int:
+        """Honest steps until every sequence is over; returns how many it took."""
+        for count in range(max_steps):
+            if not self.seqs:
+                return count
+            for seq in [q for q, s in self.seqs.items() if s.loading]:
+                self.arrive(seq)
+            self.step()
+        left = sorted(self.seqs)
+        assert not left, f"sequences {left} are not over after {max_steps} steps in which nothing stood in their way"
+        return max_steps
+
+    # -- the planner's part -----------------------------------------------------------------------
+
+    def _apply(self, choice: Choice, cut: Callable[[SeqId, int], int], fails: bool) -> bool:
+        """Play a choice; whether there was anything to report."""
+        rows: list[DoneRow] = []
+        preempted: list[SeqId] = []
+        budget = self._max_step_tokens
+        victims = list(choice.preempt)
+        for place, grant in enumerate(choice.run):
+            s = self.seqs[grant.seq]
+            most = min(grant.max_tokens, budget, cut(grant.seq, grant.max_tokens))
+            if most <= 0 or grant.seq in preempted:
+                continue
+            running = sum(x.running for x in self.seqs.values())
+            if not s.running and running >= self._max_seqs:
+                continue
+            start = s.computed if s.running else min(s.job.cached, s.tokens - 1)
+            drafts = min(s.drafts, most - 1) if s.running and s.todo == 1 else 0
+            length = self._fit(s, start, min(most, s.tokens - start)) + drafts
+            if not self._reserve(s, start + length, victims, preempted, rows, alone=not running):
+                length, drafts = self._fit(s, start, (s.blocks + self.free_blocks) * self.block_size - start), 0
+                length = min(length, most, s.tokens - start) if s.running or not running else 0
+                if length <= 0:
+                    continue
+                s.blocks += max(0, self._blocks_for(start + length) - s.blocks)
+            budget -= length
+            if not s.running and not s.begun:
+                self._count_overtaken(grant.seq, choice.run[:place])
+            rows.append(self._done(grant.seq, s, start, length, drafts))
+        something = bool(rows or preempted)
+        if something:
+            seconds = 0.001 + 0.0001 * sum(row.length for row in rows)
+            loaded, self._loaded = tuple(self._loaded), []
+            if fails:
+                self._undo(rows)
+                rows = []
+            self._reports.append(StepReport(self.steps, seconds, tuple(rows), tuple(preempted), loaded))
+        return something
+
+    def _fit(self, s: PoolSeq, start: int, most: int) -> int:
+        end = start + most
+        return most if end >= s.tokens or self.grid == 1 else max(0, end // self.grid * self.grid - start)
+
+    def _blocks_for(self, positions: int) -> int:
+        return -(-positions // self.block_size)
+
+    def _reserve(
+        self,
+        s: PoolSeq,
+        positions: int,
+        victims: list[SeqId],
+        preempted: list[SeqId],
+        rows: list[DoneRow],
+        *,
+        alone: bool,
+    ) -> bool:
+        """Find blocks; a running sequence may take those of victims that have not computed in this step."""
+        need = self._blocks_for(positions) - s.blocks
+        if positions <= (s.computed if s.running else 0):
+            return False
+        planned = {row.seq for row in rows}
+        while need > self.free_blocks and s.running:
+            victim = next((q for q in victims if q not in planned and self.seqs[q] is not s), None)
+            if victim is None:
+                break
+            victims.remove(victim)
+            v = self.seqs[victim]
+            v.running, v.computed, v.blocks, v.drafts = False, 0, 0, 0
+            preempted.append(victim)
+        if need > self.free_blocks:
+            return False
+        s.blocks += max(0, need)
+        return True
+
+    def _done(self, seq: SeqId, s: PoolSeq, start: int, length: int, drafts: int) -> DoneRow:
+        opened = not s.running
+        s.running = s.begun = True
+        s.stored = s.loading = False
+        known = length - drafts
+        sampled = 0
+        if start + known >= s.tokens:
+            sampled = min(1 + drafts // 2, s.left)
+            s.tokens, s.left = s.tokens + sampled, s.left - sampled
+            s.computed, s.drafts = s.tokens - 1, s.tokens % 3
+        else:
+            s.computed = start + known
+        return DoneRow(seq, start, length, drafts, sampled, opened)
+
+    def _undo(self, rows: list[DoneRow]) -> None:
+        """A failed step's sequences are over, as the engine's are."""
+        for row in rows:
+            self.finish(row.seq)
+
+    # -- laws -------------------------------------------------------------------------------------
+
+    def _check(self, view: StepView, choice: Choice) -> None:
+        running = {row.seq for row in view.running}
+        run = [grant.seq for grant in choice.run]
+        assert all(grant.max_tokens >= 1 for grant in choice.run), "a grant is at least one token"
+        assert len(set(run)) == len(run), "a sequence is granted once"
+        for name, seqs in (("run", run), ("preempt", choice.preempt), ("fetch", choice.fetch), ("shed", choice.shed)):
+            unknown = [seq for seq in seqs if seq not in self.seqs]
+            assert not unknown, f"{name} names sequences {unknown} that are unknown or over"
+        assert running.issuperset(choice.preempt), "only running sequences are preempted"
+        assert len(set(choice.preempt)) == len(choice.preempt), "a victim is named once"
+        assert view.fetchable.issuperset(choice.fetch), "only fetchable sequences are fetched"
+        assert running.isdisjoint(choice.shed), "a running sequence is never shed"
+        assert not set(run).intersection(choice.shed), "nothing is run and shed at once"
+        for seq in choice.shed:
+            deadline = self.seqs[seq].job.deadline
+            assert deadline is not None, f"sequence {seq} was shed without a deadline"
+            assert deadline <= view.now, f"sequence {seq} was shed before its deadline"
+
+    def _check_decoding(self, view: StepView, choice: Choice) -> None:
+        """Decoding sequences get a token in turn: at the latest when all others have had one."""
+        granted = {grant.seq for grant in choice.run}
+        budget = min(self._max_step_tokens, self._max_seqs)
+        bound = -(-self._max_seqs // budget) + self._depth
+        for row in view.running:
+            s = self.seqs[row.seq]
+            s.hungry = s.hungry + 1 if row.todo == 1 and row.seq not in granted else 0
+            assert s.hungry < bound, f"sequence {row.seq} was ready to decode in {s.hungry} steps and got nothing"
+
+    def _count_overtaken(self, seq: SeqId, before: tuple[Grant, ...]) -> None:
+        """`seq` is opened: it overtakes earlier arrivals of no lower priority that were not chosen before it."""
+        if self._max_overtakes is None:
+            return
+        chosen = {grant.seq for grant in before}
+        job = self.seqs[seq].job
+        for other, s in self.seqs.items():
+            passed = other < seq and not s.begun and s.job.priority >= job.priority and other not in chosen
+            expired = s.job.deadline is not None and s.job.deadline <= self.clock.now()
+            if passed and not s.stored and not s.loading and not expired:
+                s.overtaken += 1
+                assert s.overtaken <= self._max_overtakes, (
+                    f"sequence {other} was overtaken {s.overtaken} times; at most {self._max_overtakes} are promised"
+                )
+
+
+def _refusal(scheduler: Scheduler, job: Job) -> float | None:
+    try:
+        scheduler.add(job)
+    except Overloaded as error:
+        return error.retry_after_s
+    return None

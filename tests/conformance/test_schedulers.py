@@ -1,0 +1,33 @@
+"""Our schedulers through our own kit."""
+
+from deepinfra.interfaces.scheduler import Scheduler
+from deepinfra.schedulers import Bucketed, Fcfs
+from deepinfra.testing.scheduler import SchedulerConformance
+
+
+class TestFcfs(SchedulerConformance):
+    max_overtakes = 0
+
+    def make(self) -> Scheduler:
+        return Fcfs(max_queue=64)
+
+
+class TestBucketed(SchedulerConformance):
+    max_overtakes = 3
+
+    def make(self) -> Scheduler:
+        return Bucketed(edges=(4, 8, 16), max_overtakes=3, aging_steps=4, max_queue=64)
+
+
+class TestBucketedInStrictOrder(SchedulerConformance):
+    max_overtakes = 0
+
+    def make(self) -> Scheduler:
+        return Bucketed(edges=(4, 8, 16), max_overtakes=0, aging_steps=4, step_budget_s=None, decode_share=0.0)
+
+
+class TestBucketedWithATightBudget(SchedulerConformance):
+    max_overtakes = 8
+
+    def make(self) -> Scheduler:
+        return Bucketed(edges=(8,), step_budget_s=0.0012, decode_share=0.9, max_overtakes=8, aging_steps=4)
