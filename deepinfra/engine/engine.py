@@ -323,7 +323,7 @@ class Engine(AsyncContextManagerMixin):
             if not admitted:
                 raise
             _log.exception("an answer of %s failed", self.name)
-            answer.finish(Ending(EngineError.code, f"{type(error).__name__}: {error}"))
+            answer.finish(Ending(EngineError.code, f"the answer failed ({type(error).__name__}); the log says more"))
         finally:
             if admitted and not answer.over:
                 answer.finish(Ending("cancelled", "the request was cancelled"))

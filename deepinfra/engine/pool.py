@@ -159,16 +159,17 @@ class Pool(AsyncContextManagerMixin):
             lost: ExecutorLost | None = None
             steps_before = self._steps
             try:
-                async with self.executor, anyio.create_task_group() as tasks:
-                    self._core = core = _Core(self, tasks)
-                    if self._saver is not None:
-                        tasks.start_soon(self._saving, self._saver, core)
-                    self.state = "ready"
-                    if not started:
-                        started = True
-                        task_status.started()
-                    lost = await self._steps_until_lost(core)
-                    tasks.cancel_scope.cancel()
+                with collapsed():
+                    async with self.executor, anyio.create_task_group() as tasks:
+                        self._core = core = _Core(self, tasks)
+                        if self._saver is not None:
+                            tasks.start_soon(self._saving, self._saver, core)
+                        self.state = "ready"
+                        if not started:
+                            started = True
+                            task_status.started()
+                        lost = await self._steps_until_lost(core)
+                        tasks.cancel_scope.cancel()
             except ExecutorLost as error:
                 if not started:
                     raise
@@ -177,7 +178,7 @@ class Pool(AsyncContextManagerMixin):
                 if not started:
                     raise
                 _log.exception("pool %s failed", self.name)
-                self._fail("engine-error", f"{type(error).__name__}: {error}")
+                self._fail("engine-error", f"the pool failed ({type(error).__name__}); the log says more")
                 return
             self._losses = self._losses + 1 if self._steps - steps_before < _HEALTHY_STEPS else 1
             self._core = None
