@@ -221,6 +221,7 @@ def slow_publish(finished, target):
     publish(finished, target)
     reached("after publish")
 wheel.publish = slow_publish
+reached("waiting")
 print(wheel.pull_wheel(entry, cache_dir, Progress()), flush=True)
 """
 
@@ -275,12 +276,16 @@ def test_a_pull_killed_while_pip_writes_leaves_nothing(
 
 
 def test_two_processes_that_pull_at_once_fetch_once(tmp_path: Path, copying: Path, cache_dir: Path) -> None:
-    with start_child(tmp_path, cache_dir, "advance 2") as first, start_child(tmp_path, cache_dir) as second:
+    with start_child(tmp_path, cache_dir, "advance 2") as first:
         assert first.stdout is not None
-        assert second.stdout is not None
         assert first.stdout.readline() == "advance 2\n"
-        first.communicate("go on")
-        paths = {second.communicate()[0].strip(), str(cache_dir / "tiny" / "tiny.gguf")}
+        with start_child(tmp_path, cache_dir, "waiting") as second:
+            assert second.stdin is not None
+            assert second.stdout is not None
+            assert second.stdout.readline() == "waiting\n"
+            second.stdin.close()  # it goes for the lock that the first one holds
+            first.communicate()
+            paths = {second.stdout.read().strip(), str(cache_dir / "tiny" / "tiny.gguf")}
     assert len(paths) == 1
     assert (tmp_path / "runs").read_text() == "run\n"
 
