@@ -74,8 +74,9 @@ _DEFAULT_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 class Checked(Enum):
     """On which of 500 texts, with a vocabulary in which every cut shows, the ids equal llama.cpp's.
 
-    Where they differ the pattern here is that of the model's own `tokenizer.json`, and llama.cpp approximates it. Every
-    pattern also sees the characters that Unicode 16 added as their classes say, of which llama.cpp knows none yet.
+    Where they differ, the pattern here is the one that llama.cpp writes out, read by a regex engine that knows every
+    class; llama.cpp's own engine approximates it. Characters up to Unicode 14 fall into the same classes in both (the
+    CJK extensions were sampled); of later ones either may know more.
     """
 
     EXACT = "all"
