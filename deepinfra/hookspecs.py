@@ -37,7 +37,7 @@ ASGIApp: TypeAlias = Callable[
 """An ASGI application."""
 
 Observer: TypeAlias = "Callable[[EngineStats], None]"
-"""Is told the engine's counters once a second while it serves, and a last time when it has drained."""
+"""Is told the engine's counters once a second while it serves, and a last time when it has stopped."""
 
 
 @hookspec

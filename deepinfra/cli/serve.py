@@ -6,14 +6,16 @@ import importlib.util
 import json
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
 
+from deepinfra.cli.progress import nbytes_text
 from deepinfra.cli.setup import Config, Model, blueprint_for, fetch_models
 from deepinfra.errors import ResourceError
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from deepinfra.config import Blueprint
     from deepinfra.engine import Engine
+    from deepinfra.hookspecs import Observer
     from deepinfra.registry import Registry
 
 __all__ = ("serve",)
@@ -69,15 +72,22 @@ async def _serve(blueprint: Blueprint, engine: Engine, registry: Registry, liste
     app = asgi(engine, max_body_nbytes=limits.max_body_nbytes, max_n=limits.max_n, keepalive_s=limits.keepalive_s)
     for path, mounted in registry.routes(engine).items():
         app.mount(path, mounted)
-    async with app.lifespan(app):
-        listening = anyio.Event()
-        server = _server(app, listening)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_stop_on_signal, server, engine, settings.drain_deadline_s)
-            tasks.start_soon(_announce, listening, blueprint, listener)
-            tasks.start_soon(_observe, registry, engine)
-            await server.serve(sockets=[listener])
-            tasks.cancel_scope.cancel()
+    listening = anyio.Event()
+    server = _server(app, listening)
+    observers = registry.observers()
+    async with anyio.create_task_group() as serving:
+        async with app.lifespan(app), anyio.create_task_group() as watching:
+            serving.start_soon(partial(server.serve, sockets=[listener]))
+            await listening.wait()
+            watching.start_soon(_observe, observers, engine)
+            _announce(blueprint, listener)
+            await _first_signal(settings.drain_deadline_s)
+            if not await engine.drain(settings.drain_deadline_s):
+                typer.echo("not every request was finished in time; the rest ends with an error", err=True)
+            watching.cancel_scope.cancel()
+        _tell(observers, engine)
+        # Only now, so that what was cut has somewhere to send its error to.
+        server.should_exit = True
 
 
 def _server(app: ASGIApp, listening: anyio.Event) -> Server:
@@ -106,37 +116,33 @@ def _server(app: ASGIApp, listening: anyio.Event) -> Server:
     )
 
 
-async def _stop_on_signal(server: Server, engine: Engine, deadline_s: float) -> None:
+async def _first_signal(deadline_s: float) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for number in signals:
-            typer.echo(f"{number.name}: finishing running requests, {deadline_s:g} s at most; again to stop at once")
-            break
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # SIGTERM has its default again; KV on disk survives either
-    if not await engine.drain(deadline_s):
-        typer.echo("not everything was finished in time", err=True)
-    server.should_exit = True
+        number = await anext(signals)
+    # From here on the kernel acts on a second signal, however busy the loop is; KV on disk survives that.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    typer.echo(f"{number.name}: finishing running requests, {deadline_s:g} s at most; again to stop at once")
 
 
-async def _announce(listening: anyio.Event, blueprint: Blueprint, listener: socket.socket) -> None:
-    await listening.wait()
+def _announce(blueprint: Blueprint, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = json.dumps({"model": blueprint.name, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]})
     quoted = body.replace("'", "'\\''")
     typer.echo(f"Serving {blueprint.name} on {url}. Try:\n")
-    typer.echo(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{quoted}'\n")
+    typer.echo(f"  curl -sN {url}/v1/chat/completions -H 'content-type: application/json' -d '{quoted}'\n")
 
 
-async def _observe(registry: Registry, engine: Engine) -> None:
-    observers = registry.observers()
-    try:
-        while observers:
-            for observer in observers:
-                observer(engine.stats())
-            await anyio.sleep(_OBSERVE_S)
-    finally:
-        for observer in observers:
-            observer(engine.stats())
+async def _observe(observers: Sequence[Observer], engine: Engine) -> None:
+    while True:
+        _tell(observers, engine)
+        await anyio.sleep(_OBSERVE_S)
+
+
+def _tell(observers: Sequence[Observer], engine: Engine) -> None:
+    for observer in observers:
+        observer(engine.stats())
 
 
 # -- before anything runs -------------------------------------------------------------------------
@@ -184,7 +190,8 @@ def _print_plan(blueprint: Blueprint, engine: Engine) -> None:
         if plan.store is None:
             typer.echo(f"{pool.name} KV store: none")
         else:
-            options = plan.store.options.model_dump(mode="json")
-            shown = ", ".join(f"{name} {value}" for name, value in options.items())
+            options = plan.store.options.model_dump()
+            where = f" in {options['path']}" if "path" in options else ""
+            most = f", at most {nbytes_text(options['capacity_nbytes'])}" if "capacity_nbytes" in options else ""
             off = "; --no-store turns it off" if plan.store.at[0] == "pool" else ""
-            typer.echo(f"{pool.name} KV store: {plan.store.entry.name}, {shown}{off}")
+            typer.echo(f"{pool.name} KV store: {plan.store.entry.name}{where}{most}{off}")

@@ -89,7 +89,7 @@ def test_an_environment_value_may_be_json() -> None:
     ("name", "value", "sentence"),
     [
         ("DEEPINFRA_MODLE", "x", "unknown setting modle; did you mean 'model'? (environment DEEPINFRA_MODLE)"),
-        ("DEEPINFRA_API__MAX", "1", "unknown setting api.max; known: max_body_nbytes, max_n, keepalive_s"),
+        ("DEEPINFRA_API__SIZE", "1", "unknown setting api.size; known: max_body_nbytes, max_n, keepalive_s"),
         ("DEEPINFRA_POOL__SCHEDULR__USE", "x", "unknown setting pool.schedulr; did you mean 'scheduler'?"),
         ("DEEPINFRA_PORT", "eighty", "port: input should be a valid integer"),
         ("DEEPINFRA_PORT", "70000", "port: input should be less than or equal to 65535"),

@@ -1,0 +1,186 @@
+"""`deepinfra bench`: how fast it is, here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_models
+
+if TYPE_CHECKING:
+    from deepinfra.bench.http import Endpoint
+    from deepinfra.bench.load import LoadReport, LoadRun, Spread
+    from deepinfra.bench.machine import CpuUse
+    from deepinfra.bench.offline import OfflineReport, OfflineRun
+    from deepinfra.config import Blueprint
+
+__all__ = ("bench",)
+
+bench = typer.Typer(no_args_is_help=True, help="Measure how fast it is on this machine.")
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object; docs/reference/bench.md names its fields.")
+]
+
+
+@bench.command("offline")
+def offline(
+    model: Model = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the configuration's.")] = None,
+    batch: Annotated[str, typer.Option(metavar="N,N,…", help="Sequences that decode together.")] = "1,8,32",
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 512,
+    new: Annotated[int, typer.Option(min=4, help="Tokens to generate per sequence.")] = 64,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds; the median is reported.")] = 5,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch, the peer's too.")] = None,
+    process: Annotated[
+        bool, typer.Option("--process", help="Run the executor in a child process, as serve does.")
+    ] = False,
+    peer: Annotated[str | None, typer.Option(help="transformers: measure it in the same run, in turns.")] = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prefill, decode and engine overhead of an engine in this process."""
+    from deepinfra.bench.offline import OfflineRun
+    from deepinfra.errors import ConfigError
+
+    if peer not in (None, "transformers"):
+        raise ConfigError(f"no peer is named {peer!r}; known: transformers")
+    sizes = tuple(int(size) for size in batch.split(",") if size.strip().isdecimal())
+    if not sizes or len(sizes) != len(batch.split(",")) or min(sizes) < 1:
+        raise ConfigError(f"--batch takes numbers of sequences like 1,8,32; {batch!r} is something else")
+    executor = {"dtype": dtype, "threads": threads, "process": process or None}
+    chosen = {name: value for name, value in executor.items() if value is not None}
+    keywords: dict[str, object] = {"model": model, "pool": {"executor": chosen} if chosen else None}
+    blueprint = blueprint_for(config, keywords, defaults=OFFLINE)
+    fetch_models(blueprint)
+    run = OfflineRun(batches=sizes, prompt=prompt, new=new, repeat=repeat)
+    with _lines() as show:
+        report = anyio.run(_offline, blueprint, run, peer, threads, show)
+    if as_json:
+        _print_json(report)
+    else:
+        _print_offline(report)
+
+
+async def _offline(
+    blueprint: Blueprint, run: OfflineRun, peer: str | None, threads: int | None, show: Callable[[str], None]
+) -> OfflineReport:
+    from deepinfra.bench.offline import run_offline
+    from deepinfra.bench.recorder import Recorder
+    from deepinfra.engine import Engine, Pool
+    from deepinfra.errors import ConfigError
+    from deepinfra.models import open_model
+
+    if blueprint.pool is None:
+        raise ConfigError("bench offline measures one pool; this configuration splits prefill and decode")
+    parts = blueprint.pool.build()
+    recorder = Recorder(parts.executor)
+    pool = Pool(parts.scheduler, recorder, store=parts.store, speculator=parts.speculator, placer=parts.placer)
+    async with Engine(blueprint.recipe.build(), pool, name=blueprint.name) as engine:
+        other = None
+        if peer is not None:
+            from deepinfra.bench.peer import TransformersPeer
+
+            show("transformers: weights")
+            opened = open_model(blueprint.settings.model)
+            other = TransformersPeer(opened, dtype=recorder.identity.kv_dtype, threads=threads)
+        return await run_offline(engine, recorder, run, peer=other, progress=show)
+
+
+@bench.command("serve")
+def serve(
+    url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server.")] = "http://127.0.0.1:8000/v1",
+    model: Annotated[str | None, typer.Option(help="Name to ask for; default: the first the server lists.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 32,
+    prompt: Annotated[int, typer.Option(min=1, help="Words per prompt, each about a token.")] = 256,
+    new: Annotated[int, typer.Option(min=1, help="Tokens to generate per request.")] = 64,
+    api_key: Annotated[str | None, typer.Option(help="Sent as bearer token.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load on a running server: time to first token, between tokens, tokens per second."""
+    from deepinfra.bench.http import Endpoint
+    from deepinfra.bench.load import LoadRun
+
+    run = LoadRun(requests=requests, concurrency=concurrency, prompt=prompt, new=new, model=model)
+    report = anyio.run(_serve, Endpoint(url, api_key=api_key), run)
+    if as_json:
+        _print_json(report)
+    else:
+        _print_load(report)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+async def _serve(endpoint: Endpoint, run: LoadRun) -> LoadReport:
+    from deepinfra.bench.load import run_load
+
+    with _lines() as show:
+        return await run_load(endpoint, run, progress=lambda done: show(f"{done} of {run.requests} requests"))
+
+
+# -- output ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _lines() -> Iterator[Callable[[str], None]]:
+    """What is going on: one line that changes on a terminal, plain lines elsewhere; on standard error."""
+    if not sys.stderr.isatty():
+        yield lambda text: typer.echo(text, err=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield status.update
+
+
+def _print_json(report: OfflineReport | LoadReport) -> None:
+    typer.echo(json.dumps(dataclasses.asdict(report)))
+
+
+def _print_offline(report: OfflineReport) -> None:
+    run = report.run
+    typer.echo(f"{report.model}, {report.kv_dtype}, {run.prompt} tokens of prompt, {run.new} new, {run.repeat} rounds")
+    for figure in report.figures:
+        name = f"{figure.name} at batch {figure.batch}"
+        if figure.name == "overhead":
+            typer.echo(f"{name:24} {figure.ours.median:10.1%}")
+            continue
+        line = f"{name:24} {figure.ours.median:10.1f} tok/s"
+        if figure.peer is not None and figure.ratio is not None:
+            line += f"   {report.peer}: {figure.peer.median:.1f} tok/s   ratio {figure.ratio:.2f}"
+        typer.echo(line)
+    _print_cpu(report.cpu)
+
+
+def _print_load(report: LoadReport) -> None:
+    typer.echo(
+        f"{report.model}: {report.succeeded} of {report.run.requests} requests, {report.run.concurrency} at a time"
+    )
+    typer.echo(f"output {report.output_tokens_per_s:.1f} tok/s over {report.wall_s:.1f} s")
+    for name, values in (
+        ("first token", report.ttft_s),
+        ("between tokens", report.itl_s),
+        ("request", report.request_s),
+    ):
+        if values is not None:
+            typer.echo(f"{name:16} {_spread(values)}")
+    typer.echo(f"prompt tokens {report.prompt_tokens}, of them cached {report.cached_tokens}")
+    for error in report.errors:
+        typer.echo(f"failed: {error}", err=True)
+
+
+def _spread(values: Spread) -> str:
+    return f"p50 {values.p50 * 1000:.1f} ms   p95 {values.p95 * 1000:.1f} ms   worst {values.worst * 1000:.1f} ms"
+
+
+def _print_cpu(cpu: CpuUse) -> None:
+    noisy = "   NOISY: not to be trusted" if cpu.noisy else ""
+    typer.echo(f"processor: {cpu.own_cores:.2f} cores here, {cpu.others_cores:.2f} cores in other programs{noisy}")

@@ -1,0 +1,150 @@
+"""`deepinfra serve` as an operator meets it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Home, Served
+
+LONG = 120
+"""Tokens of an answer that takes over two seconds; the greedy answer to `BODY` is longer."""
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello, I am 09 here."}], "temperature": 0}
+
+
+def ask(served: Served, max_tokens: int = 4) -> httpx2.Response:
+    return httpx2.post(f"{served.url}/v1/chat/completions", json=BODY | {"max_tokens": max_tokens}, timeout=60)
+
+
+@contextmanager
+def streaming(served: Served, max_tokens: int = LONG) -> Iterator[Iterator[str]]:
+    """A long answer whose first piece has arrived; the rest of its lines."""
+    body = BODY | {"max_tokens": max_tokens, "stream": True}
+    with httpx2.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        for line in lines:
+            if '"content"' in line and '"content":""' not in line.replace(" ", ""):
+                break
+        yield lines
+
+
+def test_it_answers_and_prints_a_curl_that_works(home: Home) -> None:
+    with home.serving() as served:
+        assert ask(served).json()["usage"]["completion_tokens"] == 4
+        command = shlex.split(re.search(r"curl .*", served.head)[0])  # type: ignore[index]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert answer.stdout.rstrip().endswith("data: [DONE]")
+        assert served.stop() == (0, "SIGTERM: finishing running requests, 30 s at most; again to stop at once\n")
+
+
+def test_it_says_where_kv_is_kept_and_how_to_turn_it_off(home: Home) -> None:
+    with home.serving() as served:
+        folder = f"{home.environ['XDG_CACHE_HOME']}/deepinfra/kv"
+        assert f"KV store: ssd in {folder}, at most 10.0 GiB; --no-store turns it off" in served.head
+
+
+def test_no_store_keeps_nothing(home: Home) -> None:
+    with home.serving("--no-store") as served:
+        assert "KV store: none" in served.head
+
+
+def test_sigterm_lets_streams_finish_and_refuses_new_requests(home: Home) -> None:
+    with home.serving() as served, streaming(served) as lines:
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.stdout.readline().startswith("SIGTERM: finishing")  # type: ignore[union-attr]
+        refused = ask(served)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine-draining")
+        rest = list(lines)
+        assert '"finish_reason":"length"' in "".join(rest).replace(" ", "")
+        assert rest[-2:] == ["data: [DONE]", ""] or rest[-1] == "data: [DONE]"
+        assert served.process.wait(timeout=30) == 0
+
+
+def test_streams_that_pass_the_deadline_end_with_an_error_and_it_still_exits_cleanly(home: Home) -> None:
+    with home.serving(DEEPINFRA_DRAIN_DEADLINE_S="0.2") as served, streaming(served) as lines:
+        served.process.send_signal(signal.SIGTERM)
+        assert '"error"' in "".join(lines)
+        code, said = served.stop(0)
+        assert code == 0
+        assert "not every request was finished in time" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_stops_at_once(home: Home, number: int) -> None:
+    with home.serving() as served, streaming(served, 3 * LONG):
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.stdout.readline().startswith("SIGTERM: finishing")  # type: ignore[union-attr]
+        served.process.send_signal(number)
+        assert served.process.wait(timeout=3) == -number  # the answer would take over seven seconds
+
+
+def test_a_finished_requests_kv_is_there_after_a_restart(home: Home) -> None:
+    with home.serving() as served:
+        first = ask(served).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        served.stop()
+    with home.serving() as served:
+        second = ask(served).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert (first, second) == (0, 20)
+
+
+def test_a_port_in_use_is_one_sentence(home: Home) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = home.run("serve", "--port", str(port))
+    expected = (
+        f"deepinfra: cannot listen on 127.0.0.1 port {port}: Address already in use; choose another with --port\n"
+    )
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
+def test_a_missing_model_is_one_sentence(home: Home) -> None:
+    (home.folder / "deepinfra.toml").unlink()
+    done = home.run("serve", "--model", "./nowhere", "--port", "0")
+    assert done.returncode == 1
+    assert done.stderr.startswith("deepinfra: no model './nowhere'")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_unreadable_gguf_is_one_sentence(home: Home) -> None:
+    (home.folder / "deepinfra.toml").unlink()
+    (home.folder / "broken.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
+    done = home.run("serve", "--model", "broken.gguf", "--port", "0")
+    assert done.returncode == 1
+    assert re.fullmatch(r"deepinfra: broken\.gguf .*\n", done.stderr)
+
+
+def test_a_store_in_use_by_another_server_is_one_sentence(home: Home) -> None:
+    with home.serving():
+        done = home.run("serve", "--port", "0")
+    assert done.returncode == 1
+    assert re.fullmatch(r"deepinfra: .*deepinfra/kv.*\n", done.stderr)
+
+
+def test_listening_for_other_machines_is_warned_about(home: Home) -> None:
+    with home.serving("--host", "0.0.0.0") as served:
+        assert "WARNING: 0.0.0.0 can be reached from other machines and this server has no API keys" in served.head
+
+
+def test_a_plugins_routes_are_served(home: Home) -> None:
+    with home.serving() as served:
+        assert httpx2.get(f"{served.url}/hello/", timeout=30).text == "hello from a plug-in"
+
+
+def test_a_plugins_observer_sees_the_last_token(home: Home) -> None:
+    with home.serving() as served:
+        ask(served)
+        served.stop()
+    assert (home.folder / "observed").read_text() == "stopped 4"
