@@ -36,8 +36,9 @@ __all__ = ("MarkedTemplate", "PlainTemplate")
 
 T = TypeVar("T")
 
-MAX_STEPS = 2_000_000
-"""Loop rounds, calls and operators of one rendering; a round costs some 100 ns, so a runaway ends within a second."""
+MAX_STEPS, STEPS_PER_MESSAGE, STEPS_PER_CALL = 1_000_000, 5_000, 10
+"""Loop rounds, calls and operators that a rendering may take: a round is 0.1 to 0.5 µs, a call ten times that, so that
+a runaway ends within a second. Those of 47 real models take under 60 steps a message."""
 MAX_CHARS = 1 << 25
 """Longest text that a template may make at once."""
 _WIDE = re.compile(r"\d{5}")
@@ -158,7 +159,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super()._generate(source, *args, **kwargs)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        __self.spend(1)
+        __self.spend(STEPS_PER_CALL)
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -328,7 +329,8 @@ class PlainTemplate:
         """
         extra = {} if now is None else {"strftime_now": partial(_strftime, now, self.mark)}
         try:
-            return self.environment.run(lambda: self._render({**variables, **extra}), MAX_STEPS)
+            steps = MAX_STEPS + STEPS_PER_MESSAGE * len(variables.get("messages", ()))
+            return self.environment.run(lambda: self._render({**variables, **extra}), steps)
         except (SecurityError, jinja2.UndefinedError) as error:
             raise TemplateError(f"The model's chat template fails: {error}", "messages") from error
         except jinja2.TemplateError as error:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from deepinfra.core.conversation import Conversation, Message, TextPart
-from deepinfra.errors import InjectionError, RequestError, UnsupportedFieldError
+from deepinfra.errors import RequestError, UnsupportedFieldError
 from deepinfra.recipes.chat_template.environment import MarkedTemplate
 from deepinfra.recipes.chat_template.provenance import Marked, trust_of, trusted
 from deepinfra.recipes.chat_template.variables import Traits, mark, strings, unused_characters, variables
@@ -125,4 +125,6 @@ def _next(spare: Iterator[str]) -> str:
     try:
         return next(spare)
     except StopIteration:
-        raise InjectionError("the conversation uses every private-use character, and spells control tokens") from None
+        raise RequestError(
+            "the conversation uses every private-use character, and spells control tokens", "messages"
+        ) from None

@@ -7,6 +7,7 @@ arguments as a string, a role the template does not know, content in parts.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -19,6 +20,7 @@ __all__ = ("Traits", "mark", "strings", "unused_characters", "variables")
 
 _ROLES = frozenset(get_args(Role))
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "now"})
+_PRIVATE = re.compile("[\ue000-\uf8ff]")
 _SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -193,6 +195,6 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def unused_characters(values: Any, literals: Iterable[str]) -> Iterator[str]:
-    """Private-use characters that occur neither in the conversation nor in the template."""
-    used = {char for text in (*strings(values), *literals) for char in text if "\ue000" <= char <= "\uf8ff"}
-    return (char for code in range(0xE000, 0xF900) if (char := chr(code)) not in used)
+    """Private-use characters that occur neither in the conversation nor in the template; looked for when asked."""
+    used = {char for text in (*strings(values), *literals) for char in _PRIVATE.findall(text)}
+    yield from (char for code in range(0xE000, 0xF900) if (char := chr(code)) not in used)

@@ -24,6 +24,8 @@ __all__ = ("SafeEncoder", "control_tokens")
 
 _MARKER = re.compile(r"<[^<>\s]+>|<\|.*\|>|\[/?[A-Z][A-Z0-9_ ]*\]|<｜.*｜>", re.DOTALL)
 
+_FORGED = "the prompt's control tokens are not those that the template wrote; it is not served"
+
 
 def control_tokens(definition: Mapping[str, Any], literals: Iterable[str], special: Iterable[int]) -> dict[str, int]:
     """Spelling and id of every token that no text may become.
@@ -111,11 +113,13 @@ class SafeEncoder:
             InjectionError: The control tokens that came out are not those of `ranges`.
         """
         text = str.__str__(text)
-        ids = self._by_gaps(text, ranges) if self._cache_chars else self._whole(text, ranges)
+        if self._cache_chars:
+            return self._by_gaps(text, ranges)
+        ids = self._whole(text, ranges)
         wanted = [token for start, end in ranges if (token := self.control[text[start:end]]) in self._checked]
         positions = [index for index, token in enumerate(ids) if token in self._checked]
         if [ids[index] for index in positions] != wanted:
-            raise InjectionError("the prompt's control tokens are not those that the template wrote; it is not served")
+            raise InjectionError(_FORGED)
         return ids, positions
 
     def _whole(self, text: str, ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -128,23 +132,30 @@ class SafeEncoder:
         renamed = self._ids
         return [renamed.get(token, token) for token in ids]
 
-    def _by_gaps(self, text: str, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    def _by_gaps(self, text: str, ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
         ids: list[int] = []
+        positions: list[int] = []
         at = 0
         for start, end in ranges:
             ids += self._gap(text[at:start])
-            ids.append(self.control[text[start:end]])
+            token = self.control[text[start:end]]
+            if token in self._checked:
+                positions.append(len(ids))
+            ids.append(token)
             at = end
         ids += self._gap(text[at:])
-        return ids
+        return ids, positions
 
     def _gap(self, text: str) -> array[int]:
+        """Ids of text between control tokens; asserted to hold none when they are first made."""
         with self._lock:
             ids = self._cache.get(text)
             if ids is not None:
                 self._cache.move_to_end(text)
                 return ids
         ids = array("I", self._whole(text, ()))
+        if not self._checked.isdisjoint(ids):
+            raise InjectionError(_FORGED)
         with self._lock:
             if text not in self._cache:
                 self._cache[text] = ids
