@@ -85,6 +85,7 @@ class Writer:
         async with self._lock:
             for segment in list(self._open.values()):
                 await self._seal(segment)
+            await self._unlink_doomed()
 
     async def save(self, lives: Sequence[Life]) -> None:
         """Append records that are not held, batch by batch; a cancelled call leaves between batches."""

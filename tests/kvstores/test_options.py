@@ -1,0 +1,31 @@
+"""Options say what the constructors say."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from deepinfra.kvstores import MemoryStore, SsdStore
+from deepinfra.kvstores.options import MemoryStoreOptions, SsdStoreOptions
+
+PAIRS = [(MemoryStore, MemoryStoreOptions), (SsdStore, SsdStoreOptions)]
+
+
+@pytest.mark.parametrize(("store", "options"), PAIRS)
+def test_options_have_the_names_and_defaults_of_the_constructor(store: type, options: type[BaseModel]) -> None:
+    parameters = list(inspect.signature(store).parameters.values())
+    assert [p.name for p in parameters] == list(options.model_fields)
+    for parameter in parameters:
+        if parameter.default is not inspect.Parameter.empty:
+            assert options.model_fields[parameter.name].default == parameter.default
+
+
+@pytest.mark.parametrize(("store", "options"), PAIRS)
+def test_every_option_is_described_and_others_are_refused(store: type, options: type[BaseModel]) -> None:
+    assert all(field.description for field in options.model_fields.values())
+    with pytest.raises(ValidationError):
+        options(capacity=1)
+    with pytest.raises(ValidationError):
+        options(capacity_nbytes=0)
