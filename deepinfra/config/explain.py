@@ -95,8 +95,12 @@ def _part(blueprint: Blueprint, part: Part[Component], about: str) -> Iterator[V
     dumped = part.options.model_dump(mode="json")
     for name, info in type(part.options).model_fields.items():
         key = (*part.at, name)
-        from_server = name == "model" and blueprint.provenance.of(key) is None
-        origin = "from model" if from_server else _origin(blueprint, key, f"default of {part.entry.name}")
+        default = f"default of {part.entry.name}"
+        if name == "model":
+            default = "from model"
+        elif name == "path" and part.entry.kind == "kvstore":
+            default = "default"
+        origin = _origin(blueprint, key, default)
         yield Value(".".join(key), dumped[name], origin, info.description or "")
 
 
