@@ -31,32 +31,8 @@ from deepinfra.testing.textmodel import CHATML, TrainedTextModel
 TOOL = ToolDefinition(name="f", description="d", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
 IMAGE = MediaPart(data=b"", digest=b"", media_type="image/png")
 WORDS = (
-    *[
-        "the",
-        "user's",
-        "12",
-        "+",
-        "3.5",
-        "=",
-        "def",
-        "f(x):\n",
-        "",
-        "",
-        "",
-        "return",
-        "x\n\n",
-        "Ünïcödé",
-        "日本語",
-        "🙂",
-        "<b>",
-        "[a]",
-        "{1}",
-        "|",
-        "_id",
-        "\t",
-        "don't",
-    ],
-    "http://a.b/?c=d",
+    *("the", "user's", "12", "+", "3.5", "=", "def", "f(x):\n    return", "x\n\n", "", "Ünïcödé", "日本語", "🙂"),
+    *("<b>", "[a]", "{1}", "|", "_id", "\t", "don't", "http://a.b/?c=d"),
 )
 
 

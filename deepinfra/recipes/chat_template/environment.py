@@ -289,10 +289,12 @@ def _mark(value: Any) -> Marked:
     return value if isinstance(value, Marked) else Marked(str(value))
 
 
-def _join(environment: jinja2.Environment, values: Iterable[Any], d: str = "", attribute: Any = None) -> Marked:
+def _join(environment: _Sandbox, values: Iterable[Any], d: str = "", attribute: Any = None) -> Marked:
     if attribute is not None:
         values = map(jinja2.filters.make_attrgetter(environment, attribute), values)
-    return _mark(d).join(map(str, values))
+    joined = _mark(d).join(map(str, values))
+    environment.spend(1 + len(joined) // 1024)
+    return joined
 
 
 def _strftime(now: datetime, mark: bool, pattern: str) -> str:
