@@ -1,9 +1,11 @@
 """Laws that every Scheduler keeps.
 
-class TestMine(SchedulerConformance):
-max_overtakes = 16                       # if it promises a bound
-def make(self) -> Scheduler:
-return Mine()
+Example::
+
+    class TestMine(SchedulerConformance):
+    max_overtakes = 16                       # if it promises a bound
+    def make(self) -> Scheduler:
+    return Mine()
 """
 
 from __future__ import annotations
@@ -22,9 +24,6 @@ from deepinfra.testing.mini_pool import MiniPool
 
 __all__ = ("SchedulerConformance", "SchedulerMachine")
 
-_MAX_TOKENS = 40
-"""Of prompt and output together; the pool holds 48, so that every sequence fits alone."""
-
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Arrivals, steps (grants cut, failures), late loads, ends at any time; at the end everything gets its turn."""
@@ -32,24 +31,36 @@ class SchedulerMachine(RuleBasedStateMachine):
     make: ClassVar[Callable[[], Scheduler]]
     max_overtakes: ClassVar[int | None] = None
 
-    @initialize(depth=st.sampled_from([1, 1, 2]), tokens=st.sampled_from([3, 12]), grid=st.sampled_from([1, 1, 2]))
-    def begin(self, depth: int, tokens: int, grid: int) -> None:
+    @initialize(
+        depth=st.sampled_from([1, 1, 2]),
+        tokens=st.sampled_from([3, 12]),
+        blocks=st.sampled_from([6, 12, 24]),
+        grid=st.sampled_from([1, 1, 2]),
+    )
+    def begin(self, depth: int, tokens: int, blocks: int, grid: int) -> None:
         self.pool = MiniPool(
-            type(self).make, depth=depth, max_step_tokens=tokens, grid=grid, max_overtakes=self.max_overtakes
+            type(self).make,
+            depth=depth,
+            max_step_tokens=tokens,
+            num_blocks=blocks,
+            grid=grid,
+            max_overtakes=self.max_overtakes,
         )
 
     @rule(
         tokens=st.one_of(st.integers(1, 6), st.integers(1, 30)),
-        max_new=st.integers(1, 8),
+        max_new=st.sampled_from([1, 8, 30]),
         hit=st.integers(0, 4),
         priority=st.sampled_from([0, 0, 0, 1, -1, 1000]),
         deadline_s=st.one_of(st.none(), st.none(), st.floats(0.0, 0.2)),
         stored=st.booleans(),
     )
     def add(self, tokens: int, max_new: int, hit: int, priority: int, deadline_s: float | None, stored: bool) -> None:
+        # Every sequence fits into the pool alone, or it would have been refused at the door.
+        tokens = min(tokens, self.pool.num_blocks * self.pool.block_size - 1)
         self.pool.add(
             tokens,
-            min(max_new, _MAX_TOKENS - tokens),
+            min(max_new, self.pool.num_blocks * self.pool.block_size - tokens),
             cached=min(tokens, hit * self.pool.block_size) if stored else 0,
             priority=priority,
             deadline=None if deadline_s is None else self.pool.clock.now() + deadline_s,
@@ -105,12 +116,14 @@ class SchedulerConformance(ABC):
     Attributes:
         max_overtakes: How often a sequence may be overtaken by later ones of no higher priority; `None`: no promise.
         max_wait_steps: Steps in which a giant must be through while short ones keep coming.
-        max_examples: Random lives to try.
+        life: How many random lives to try, and how long ones.
     """
 
     max_overtakes: ClassVar[int | None] = None
     max_wait_steps: ClassVar[int] = 400
-    max_examples: ClassVar[int] = 100
+    life: ClassVar[settings] = settings(
+        max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    )
 
     @abstractmethod
     def make(self) -> Scheduler:
@@ -131,15 +144,7 @@ class SchedulerConformance(ABC):
         machine = type(
             "Machine", (SchedulerMachine,), {"make": staticmethod(self.make), "max_overtakes": self.max_overtakes}
         )
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            machine,
-            settings=settings(
-                max_examples=self.max_examples,
-                stateful_step_count=30,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_state_machine_as_test(machine, settings=self.life)  # type: ignore[no-untyped-call]
 
     def test_nothing_to_do_gives_an_empty_choice(self) -> None:
         choice = self.pool().step()
@@ -182,7 +187,9 @@ class SchedulerConformance(ABC):
             if giant not in pool.seqs:
                 return
         s = pool.seqs[giant]
-        raise AssertionError(f"after {self.max_wait_steps} steps the giant has computed {s.computed} of {s.tokens} tokens")
+        raise AssertionError(
+            f"after {self.max_wait_steps} steps the giant has computed {s.computed} of {s.tokens} tokens"
+        )
 
     def test_a_low_priority_gets_through_while_high_ones_keep_coming(self) -> None:
         pool = self.pool(num_blocks=200)
@@ -202,6 +209,7 @@ class SchedulerConformance(ABC):
         for _ in range(10):
             pool.step()
         assert quick not in pool.seqs
+        assert slow in pool.seqs, "it was computed though its load is on the way"
         assert pool.seqs[slow].loading, "the load was never asked for"
         assert not pool.seqs[slow].begun, "it was computed though its load is on the way"
         pool.arrive(slow)

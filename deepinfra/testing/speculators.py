@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from deepinfra.core.drafts import Draft, TokenView
 from deepinfra.core.ids import SeqId
+from deepinfra.core.sampling import Purpose, uniform
 from deepinfra.interfaces.speculator import Speculator
 
 __all__ = ("Hostile", "Oracle")
@@ -18,7 +19,7 @@ class Oracle(Speculator):
     Args:
         truth: The target's next token for a whole prefix; greedy, or with its draws folded in.
         p: Probability that a draft is right, given that those before it are.
-        seed: Of the misses; the same calls give the same drafts.
+        seed: Of the misses; whether a draft misses depends on it, the sequence and the position alone.
         max_drafts: Most drafts per sequence and step.
     """
 
@@ -26,8 +27,7 @@ class Oracle(Speculator):
         self, truth: Callable[[Sequence[int]], int], p: float = 1.0, seed: int = 0, *, max_drafts: int = 4
     ) -> None:
         self.max_drafts = max_drafts
-        self._truth, self._p = truth, p
-        self._random = random.Random(seed)
+        self._truth, self._p, self._seed = truth, p, seed
 
     def propose(self, views: Sequence[TokenView]) -> Sequence[Draft]:
         """Up to `max_drafts` tokens for every view."""
@@ -38,8 +38,8 @@ class Oracle(Speculator):
         count = max(0, min(view.limit, self.max_drafts))
         for _ in range(count):
             token = self._truth(line)
-            miss = token - 1 if token else 1
-            line.append(token if self._random.random() < self._p else miss)
+            hit = uniform(self._seed, view.seq, len(line), Purpose.ACCEPT) < self._p
+            line.append(token if hit else token - 1 if token else 1)
         drafts = tuple(line[len(line) - count :]) if count else ()
         return Draft(view.seq, drafts, (self._p,) * count)
 
