@@ -68,7 +68,8 @@ class ChatTemplate(Recipe):
     """Renders with the model's own chat template; nothing a user typed becomes a control token.
 
     The template is rendered with provenance, the control tokens it wrote itself are encoded under private names, and
-    the result is asserted. A model whose template or tokenizer does not pass the self-test is not served. The tokenizer is built when the recipe is entered, or at first use, in about a second.
+    the result is asserted. A model whose template or tokenizer does not pass the self-test is not served. The
+    tokenizer is built when the recipe is entered, or at first use, in about a second.
 
     A template's `strftime_now` needs a date, and a recipe has no clock: the request's `template_options["now"]`
     (ISO 8601) is used, else `date`; without either the name is undefined, and templates that do not check for it
