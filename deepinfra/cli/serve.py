@@ -20,12 +20,11 @@ from deepinfra.cli.setup import Config, Model, blueprint_for, fetch_models
 from deepinfra.errors import ResourceError
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
     from uvicorn import Server
 
     from deepinfra.config import Blueprint
     from deepinfra.engine import Engine
-    from deepinfra.hookspecs import Observer
+    from deepinfra.hookspecs import ASGIApp, Observer
     from deepinfra.registry import Registry
 
 __all__ = ("serve",)

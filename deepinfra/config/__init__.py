@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepinfra.config.resolve import Blueprint, Part, PoolBlueprint, resolve
+from deepinfra.config.resolve import Blueprint, Part, PoolBlueprint, checked, resolve
 from deepinfra.config.settings import ServerSettings
 from deepinfra.config.sources import Provenance, read_settings
 from deepinfra.registry import load_plugins
@@ -19,6 +19,7 @@ __all__ = (
     "PoolBlueprint",
     "Provenance",
     "ServerSettings",
+    "checked",
     "from_toml",
     "read_settings",
     "resolve",

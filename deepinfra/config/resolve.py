@@ -20,7 +20,7 @@ from deepinfra.registry import NONE, Entry, Kind, Registry
 if TYPE_CHECKING:
     from deepinfra.engine import Engine, Pool
 
-__all__ = ("Blueprint", "Part", "PoolBlueprint", "resolve")
+__all__ = ("Blueprint", "Part", "PoolBlueprint", "checked", "resolve")
 
 P = TypeVar("P", bound=Component)
 P_co = TypeVar("P_co", bound=Component, covariant=True)
@@ -173,6 +173,20 @@ def resolve(settings: ServerSettings, registry: Registry, provenance: Provenance
     return blueprint
 
 
+def checked(
+    entry: Entry[Component], own: Mapping[str, object], at: Key = (), provenance: Provenance | None = None
+) -> BaseModel:
+    """A part's options from its own keys.
+
+    Raises:
+        ConfigError: A key is unknown, missing, of the wrong type or out of range.
+    """
+    try:
+        return entry.options.model_validate(own)
+    except ValidationError as error:
+        raise refusal(error, entry.options, at, provenance or Provenance()) from None
+
+
 class _Lookup:
     """One `resolve`: what its steps share."""
 
@@ -188,10 +202,7 @@ class _Lookup:
             own.setdefault("model", self.settings.model)
         if kind == "kvstore" and "path" in entry.options.model_fields:
             own.setdefault("path", str(kv_folder()))
-        try:
-            return Part(at, entry, entry.options.model_validate(own))
-        except ValidationError as error:
-            raise refusal(error, entry.options, at, self.provenance) from None
+        return Part(at, entry, checked(entry, own, at, self.provenance))
 
     def maybe(self, shelf: Mapping[str, Entry[P]], kind: Kind, choice: PartChoice, at: Key) -> Part[P] | None:
         if choice.use != NONE:
