@@ -153,18 +153,19 @@ class Runner:
             raise StepFailed([item.seq], seq.error)
         if item.head_drafts:
             raise StepFailed([item.seq], "this executor has no draft head")
-        known, end = seq.length, item.start + item.length
-        fits = 0 <= item.start < min(end, known) and item.samples == (end >= known)
-        if not fits or end != (known + len(item.drafts) if item.samples else end) or (item.drafts and not item.samples):
-            raise StepFailed([item.seq], f"positions {item.start}..{end} and {len(item.drafts)} drafts do not fit {known} tokens")
+        known, end, drafts = seq.length, item.start + item.length, len(item.drafts)
+        fits = end == known + drafts if item.samples else end < known and not drafts
+        if not fits or not 0 <= item.start < min(end, known):
+            why = f"positions {item.start}..{end} with {drafts} drafts do not fit {known} tokens"
+            raise StepFailed([item.seq], why)
         if end > self._model.config.max_positions or end > len(seq.table) * self._kv.block_size:
             raise StepFailed([item.seq], f"position {end - 1} has no block, or is beyond the model's positions")
         tokens = seq.tokens[item.start : end]
         if item.drafts:
             # A draft outside the vocabulary is never accepted; any token stands in for it.
             vocab = self._model.config.vocab_size
-            drafts = [draft if 0 <= draft < vocab else 0 for draft in item.drafts]
-            tokens = np.concatenate((tokens, np.array(drafts, np.int64)))
+            guesses = [draft if 0 <= draft < vocab else 0 for draft in item.drafts]
+            tokens = np.concatenate((tokens, np.array(guesses, np.int64)))
         return _Work(item, seq, Rows(tokens, item.start, item.write_from, seq.table))
 
     def _compute(

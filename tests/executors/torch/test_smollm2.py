@@ -1,0 +1,80 @@
+"""SmolLM2, from its GGUF file: greedy text equals that of transformers on the same weights in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from deepinfra.core.sampling import SamplingParams
+from deepinfra.executors.torch import TorchExecutor
+from deepinfra.models import Model, open_model
+from deepinfra.testing.host import Host
+
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "Once upon a time, in a village by the sea,",
+    "The three laws of thermodynamics are",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "Q: What is 17 times 23?\nA:",
+    "To bake bread you need flour,",
+    "import numpy as np\n\nx = np.",
+    "In 1969, the first humans",
+    "The quick brown fox",
+    "Les élèves de l'école",
+    "SELECT name, age FROM users WHERE",
+    "Photosynthesis is the process by which",
+    "1, 1, 2, 3, 5, 8, 13,",
+    "<html>\n<head>\n",
+    "She opened the door and saw",
+    "Water boils at",
+    "The difference between TCP and UDP is",
+    "Shakespeare wrote",
+    "A list of prime numbers:",
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return open_model("smollm2")
+
+
+@pytest.fixture(scope="module")
+def reference(model: Model) -> Any:
+    config = transformers.LlamaConfig(**{**model.config, "attn_implementation": "eager"})
+    oracle = transformers.LlamaForCausalLM(config).eval()
+    weights = {name: torch.from_numpy(model.tensors.read(name)) for name in model.tensors.names()}
+    missing = oracle.load_state_dict(weights, strict=False)
+    assert missing.missing_keys in ([], ["lm_head.weight"])
+    assert not missing.unexpected_keys
+    oracle.tie_weights()
+    return oracle
+
+
+async def compare(model: Model, reference: Any, prompts: tuple[str, ...], new: int) -> None:
+    """Greedy text is what each forward pass over the text itself calls likeliest: one pass a text shows them all."""
+    tokenizer = model.tokenizer()
+    sampling = SamplingParams(temperature=0.0, logprobs=0)
+    async with TorchExecutor(model, dtype="float32", num_blocks=1000, threads=1) as executor:
+        host = Host(executor)
+        lines = [host.line(tokenizer.encode(text).ids, sampling=sampling) for text in prompts]
+        while lacking := [line for line in lines if len(line.output) < new]:
+            await host.step(*((line, host.work(line, 7)) for line in lacking))
+    for line in lines:
+        with torch.inference_mode():
+            logits = reference(torch.tensor([line.tokens[:-1]])).logits[0, line.prompt_len - 1 :]
+        assert line.output == logits.argmax(-1).tolist()
+        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(line.output).unsqueeze(1)).squeeze(1)
+        assert (torch.tensor([probs.logprob for probs in line.probs]) - logprobs).abs().max() <= 1e-3
+
+
+async def test_three_texts_equal_those_of_transformers(model: Model, reference: Any) -> None:
+    await compare(model, reference, PROMPTS[:3], 24)
+
+
+@pytest.mark.slow
+async def test_twenty_texts_equal_those_of_transformers(model: Model, reference: Any) -> None:
+    await compare(model, reference, PROMPTS, 64)
