@@ -1,0 +1,1 @@
+"""What `deepinfra bench` measures with: machine, recorder, offline runs, a peer, load on a server."""

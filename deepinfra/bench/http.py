@@ -1,0 +1,130 @@
+"""The least HTTP that a load generator needs, so that it costs little beside the server it measures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import anyio
+import httptools
+from anyio.abc import SocketStream
+
+from deepinfra.errors import ConfigError, EngineError
+
+__all__ = ("Endpoint", "Response")
+
+
+class Endpoint:
+    """A base URL such as `http://127.0.0.1:8000/v1`; plain HTTP, one connection per request.
+
+    Raises:
+        ConfigError: The URL is not of that form.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConfigError(f"{url!r} is not an address like http://127.0.0.1:8000/v1 (plain http only)")
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._path = parts.path.rstrip("/")
+        self._headers = {"host": parts.netloc, "connection": "close", "accept": "*/*"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+
+    @asynccontextmanager
+    async def request(self, path: str, body: Mapping[str, object] | None = None) -> AsyncIterator[Response]:
+        """Send a GET, or a POST of JSON, and give the response once its head is there.
+
+        Raises:
+            OSError: Nobody listens there.
+            EngineError: The answer's status is not 200; carries its message.
+        """
+        data = b"" if body is None else json.dumps(body).encode()
+        headers = self._headers | ({} if body is None else {"content-type": "application/json"})
+        lines = [f"{'GET' if body is None else 'POST'} {self._path}{path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in (headers | {"content-length": str(len(data))}).items()]
+        async with await anyio.connect_tcp(self._host, self._port) as stream:
+            await stream.send("\r\n".join((*lines, "", "")).encode() + data)
+            response = Response(stream)
+            await response.head()
+            if response.status != 200:
+                raise EngineError(f"{path}: status {response.status}: {await response.message()}")
+            yield response
+
+
+class Response:
+    """A response being read."""
+
+    def __init__(self, stream: SocketStream) -> None:
+        self._stream = stream
+        self._parser = httptools.HttpResponseParser(self)
+        self._body = bytearray()
+        self._headed = self._over = False
+
+    @property
+    def status(self) -> int:
+        """The status code; valid after `head`."""
+        return int(self._parser.get_status_code())
+
+    async def head(self) -> None:
+        """Read up to the end of the headers."""
+        while not self._headed:
+            await self._more()
+
+    async def json(self) -> object:
+        """The whole body."""
+        while not self._over:
+            await self._more()
+        return json.loads(self._body)
+
+    async def message(self) -> str:
+        """The sentence in an error's body, or its beginning."""
+        while not self._over:
+            await self._more()
+        try:
+            return str(json.loads(self._body)["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            return self._body[:200].decode("utf-8", "replace")
+
+    async def event(self) -> bytes | None:
+        """The data of the next server-sent event, or `None` at the end.
+
+        Comments are left out; an event has one data line.
+        """
+        while True:
+            while (end := self._body.find(b"\n\n")) >= 0:
+                event = bytes(self._body[:end])
+                del self._body[: end + 2]
+                if event.startswith(b"data:"):
+                    return event[5:].strip()
+            if self._over:
+                return None
+            await self._more()
+
+    async def _more(self) -> None:
+        try:
+            data = await self._stream.receive()
+        except anyio.EndOfStream:
+            raise EngineError("the server closed the connection in the middle of its answer") from None
+        except anyio.BrokenResourceError as error:
+            raise EngineError("the connection to the server broke") from error
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise EngineError(f"the server's answer is not HTTP: {error}") from error
+
+    # -- called by the parser ---------------------------------------------------------------------
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._headed = True
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        self._over = True

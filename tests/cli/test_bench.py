@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deepinfra.bench.load import LoadReport
+from deepinfra.bench.offline import OfflineReport
+from deepinfra.cli.bench import bench
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "bench.md"
+
+
+def run(*arguments: str) -> typing.Any:
+    return CliRunner().invoke(bench, arguments)
+
+
+def paths(kind: type, prefix: str = "") -> list[str]:
+    """Dotted names of all fields of a report."""
+    found = []
+    for name, hint in typing.get_type_hints(kind).items():
+        found.append(f"{prefix}{name}")
+        for part in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(part) and isinstance(part, type):
+                found += paths(
+                    part, f"{prefix}{name}{'[]' if hint is not part and not isinstance(hint, types.UnionType) else ''}."
+                )
+    return found
+
+
+@pytest.mark.parametrize("report", [OfflineReport, LoadReport])
+def test_every_field_of_the_json_is_documented(report: type) -> None:
+    documented = set(re.findall(r"`([\w.\[\]]+)`", REFERENCE.read_text()))
+    assert not set(paths(report)) - documented
+
+
+@pytest.mark.parametrize("batch", ["", "1,,2", "1,x", "0", "-1"])
+def test_a_batch_that_is_no_number_is_refused(batch: str) -> None:
+    result = run("offline", "--batch", batch)
+    assert result.exit_code == 1
+    assert "takes numbers of sequences like 1,8,32" in str(result.exception)
+
+
+def test_an_unknown_peer_is_refused_by_name() -> None:
+    result = run("offline", "--peer", "vllm")
+    assert "no peer is named 'vllm'; known: transformers" in str(result.exception)
+
+
+def test_nobody_at_the_address_is_an_error() -> None:
+    assert isinstance(run("serve", "--url", "http://127.0.0.1:1/v1").exception, OSError)
