@@ -114,7 +114,7 @@ def _draw_plain(logits: Tensor, best: Tensor, rows: Sequence[Row], chosen: Seque
     lines = logits if len(chosen) == len(rows) else logits[chosen]
     top = best[chosen].float().unsqueeze(1)
     heat = torch.tensor([rows[i].params.temperature for i in chosen]).unsqueeze(1)
-    weights = lines.float().sub_(top).div_(heat).exp_()  # [chosen, vocab]
+    weights = (lines.float() - top).div_(heat).exp_()  # [chosen, vocab]
     vocab = weights.shape[1]
     if vocab % _BUCKET:
         weights = torch.nn.functional.pad(weights, (0, _BUCKET - vocab % _BUCKET))
