@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+# OpenMP threads that spin while another process has their core turn a 10 ms step into a second; see
+# docs/design/decisions. Must be set before anything loads torch.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:

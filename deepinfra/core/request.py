@@ -35,7 +35,8 @@ class Prompt:
         control: Positions in `ids` of the control tokens, ascending.
         text: The rendered text, for people and logs' lengths; never logged itself.
         stop_ids: Ids that end an answer.
-        start: State in which the output parser begins (`text`, `reasoning`, `tool`), read from the rendered prompt.
+        start: State in which the output parser begins (`text`, `reasoning`, `tool`), read from the rendered prompt;
+            `raw` for bare text and ids: everything is text.
         constraint: What the output must match, if the conversation demands it.
         breakpoints: Prompt lengths (in tokens) at which a cached prefix is likely to be reused.
         media: SHA-256 digests of media, with the position each is bound to.

@@ -226,7 +226,7 @@ class Engine(AsyncContextManagerMixin):
             wrong = next((token for token in given if not 0 <= token < size), None)
             if wrong is not None:
                 raise RequestError(f"token id {wrong} is outside the vocabulary of {size}", "prompt")
-            return Prompt(ids=given, stop_ids=self.recipe.tokenizer.eos_ids)
+            return Prompt(ids=given, stop_ids=self.recipe.tokenizer.eos_ids, start="raw")
         if isinstance(given, TextInput):
             if len(given.text) > _INLINE_CHARS:
                 return await self._offload(self.recipe.text, given)
