@@ -11,7 +11,7 @@ from deepinfra.core.step import Choice, Job, RunRow, StepReport, StepView
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers.overtaking import Overtakes
 from deepinfra.schedulers.predictor import StepCost, StepPredictor, StepWork
-from deepinfra.schedulers.queue import Entry, Grants, Queue, Rank, give_decode
+from deepinfra.schedulers.queue import Entry, Grants, Queue, give_decode
 from deepinfra.schedulers.turns import Chunk, Lane, Turns, chunk_work
 
 __all__ = ("MAX_PRIORITY", "Bucketed")
@@ -32,7 +32,7 @@ class Bucketed(Scheduler):
 
     The order of waiting sequences is by arrival, moved forward by `aging_steps` steps per point of priority: of two
     sequences the one with the higher priority is first unless the other came that much earlier. A sequence is passed
-    by at most `max_overtakes` sequences behind it in that order that are opened while it could have been.
+    by at most `max_overtakes` sequences behind it in that order while it has room.
 
     Args:
         edges: Uncached tokens at which the second and further buckets begin.
@@ -136,16 +136,10 @@ class Bucketed(Scheduler):
             cost=cost,
             seconds=self._allowance_s(cost, rows, grants),
             room=self._queue.headroom(view, rows),
-            first_due=lambda passes, opened: self._first_due(passes, view, held.union(opened)),
+            overtakes=self._overtakes,
+            ready=lambda entry: entry.job.seq not in held and not self._queue.left_alone(entry, view),
         )
         turns.take()
-
-    def _first_due(self, passes: int, view: StepView, held: frozenset[SeqId]) -> Rank | None:
-        """Rank that nothing behind may be opened before, once `passes` more have happened in this plan."""
-        for entry in self._overtakes.due(passes):
-            if entry.job.seq not in held and not self._queue.left_alone(entry, view):
-                return entry.rank
-        return None
 
     def _allowance_s(self, cost: StepCost | None, rows: list[tuple[Entry, RunRow]], grants: Grants) -> float:
         """Seconds that prompts may add to the step; infinite while nothing is known."""

@@ -86,7 +86,7 @@ class StepCost(NamedTuple):
             return 0
         linear = self.chunk_token + self.chunk_read * start
         square = 0.5 * self.chunk_read
-        if square * seconds < 1e-6 * linear * linear:  # the usual root would cancel digits
+        if square * seconds <= 1e-6 * linear * linear:  # the usual root would cancel digits
             return _UNLIMITED if linear <= 0.0 else min(_UNLIMITED, int(seconds / linear))
         return min(_UNLIMITED, int((sqrt(linear * linear + 4.0 * square * seconds) - linear) / (2.0 * square)))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import isinf
 
-from deepinfra.core.ids import SeqId
 from deepinfra.core.step import StepView
+from deepinfra.schedulers.overtaking import Overtakes
 from deepinfra.schedulers.predictor import StepCost
-from deepinfra.schedulers.queue import Entry, Grants, Rank
+from deepinfra.schedulers.queue import Entry, Grants
 
 __all__ = ("MIN_CHUNK", "Chunk", "Lane", "Turns", "chunk_work")
 
@@ -28,7 +28,7 @@ def chunk_work(cost: StepCost | None, start: int, length: int) -> float:
     return length * (1.0 + cost.chunk_read / cost.chunk_token * (start + 0.5 * length))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """What a sequence could compute: `todo` tokens from `start`."""
 
@@ -62,8 +62,8 @@ class Turns:
         cost: Predicted cost of tokens, if known.
         seconds: What all chunks together may add to the step.
         room: Blocks that sequences to be opened may use.
-        first_due: Given how often this plan has let someone be passed and whom it opens, the rank that nothing behind
-            may be opened before, if any.
+        overtakes: Who must be opened next.
+        ready: Whether a waiting sequence could be opened, room aside.
     """
 
     def __init__(
@@ -76,16 +76,17 @@ class Turns:
         cost: StepCost | None,
         seconds: float,
         room: int,
-        first_due: Callable[[int, Set[SeqId]], Rank | None],
+        overtakes: Overtakes,
+        ready: Callable[[Entry], bool],
     ) -> None:
         known = cost is not None and (cost.chunk_token > 0.0 or cost.chunk_read > 0.0) and not isinf(seconds)
         self._cost = cost if known and cost is not None else _BY_TOKENS
         self._left = seconds if known else float(grants.tokens)
         self._view, self._grants, self._lanes, self._work = view, grants, lanes, work
         self._seats = view.max_seqs - len(view.running)
-        self._room, self._first_due = room, first_due
+        self._room, self._overtakes, self._ready = room, overtakes, ready
         self._passes = 0
-        self._opened: set[SeqId] = set()
+        self._opened: set[Entry] = set()
         self._must = True
 
     def take(self) -> None:
@@ -99,23 +100,26 @@ class Turns:
     def _turn(self, line: int, seconds: float) -> bool:
         """Give a lane's next sequence a chunk of about `seconds`."""
         lane = self._lanes[line]
-        opens = not lane.begun
-        chunk = lane.begun[0] if lane.begun else self._newcomer(lane)
+        due = self._first_due()
+        # One that is due is opened beside the prefill under way in its lane, or all lanes would wait for that.
+        begun = lane.begun[0] if lane.begun else None
+        newcomer = self._newcomer(lane, due) if begun is None or (due is not None and due.line == line) else None
+        chunk = newcomer or begun
         if chunk is None:
             return False
         length = self._length(chunk, seconds)
         length = self._grants.give(chunk.entry.job.seq, length) if length else 0
         if not length:
             return False
-        if opens:
-            self._open(lane, chunk)
+        if newcomer is not None:
+            self._open(lane, newcomer)
         spent = self._cost.chunk_token * length + self._cost.chunk_read * length * (chunk.start + 0.5 * length)
         self._left = max(0.0, self._left - spent)
         self._work[line] += chunk_work(self._cost, chunk.start, length)
         self._must = False
         chunk.start, chunk.todo = chunk.start + length, chunk.todo - length
         if not chunk.todo:
-            lane.begun.popleft()
+            lane.begun.remove(chunk)
         return True
 
     def _length(self, chunk: Chunk, seconds: float) -> int:
@@ -127,26 +131,38 @@ class Turns:
         fits = self._cost.tokens_within(self._left, chunk.start) >= least
         return least if fits or self._must else 0
 
-    def _newcomer(self, lane: Lane) -> Chunk | None:
+    def _first_due(self) -> Entry | None:
+        """The waiting sequence that nothing behind it may be opened before, if any.
+
+        One without room is no reason to hold the others back, until it is starved.
+        """
+        for entry in self._overtakes.due(self._passes):
+            if entry in self._opened or not self._ready(entry):
+                continue
+            if self._fits(entry) or self._overtakes.starved(entry):
+                return entry
+        return None
+
+    def _newcomer(self, lane: Lane, due: Entry | None) -> Chunk | None:
         """The first waiting sequence of a lane, if there is a seat and room for it and it passes nobody it must not."""
         entry = lane.head
-        if entry is None or not self._seats:
+        if entry is None or not self._seats or not self._fits(entry):
             return None
-        alone = self._seats == self._view.max_seqs
-        if self._blocks(entry) > self._room and not alone:
-            return None
-        due = self._first_due(self._passes, self._opened)
-        if due is not None and due < entry.rank:
+        if due is not None and due.rank < entry.rank:
             return None
         return Chunk(entry, entry.tokens - entry.uncached, entry.uncached)
 
     def _open(self, lane: Lane, chunk: Chunk) -> None:
         self._seats -= 1
         self._room -= self._blocks(chunk.entry)
-        self._opened.add(chunk.entry.job.seq)
+        self._opened.add(chunk.entry)
         lane.open(chunk)
         first = min((other.head.rank for other in self._lanes if other.head), default=None)
         self._passes += first is not None and first < chunk.entry.rank
+
+    def _fits(self, entry: Entry) -> bool:
+        alone = self._seats == self._view.max_seqs
+        return alone or self._blocks(entry) <= self._room
 
     def _blocks(self, entry: Entry) -> int:
         return -(-entry.uncached // self._view.block_size) + 1

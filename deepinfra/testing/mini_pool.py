@@ -79,6 +79,7 @@ class MiniPool:
         self._reports: list[StepReport] = []
         self._loaded: list[SeqId] = []
         self._next = 0
+        self._room = num_blocks
 
     # -- what happens to sequences ----------------------------------------------------------------
 
@@ -145,6 +146,8 @@ class MiniPool:
     def step(self, cut: Callable[[SeqId, int], int] = _honest, *, fails: bool = False) -> Choice:
         """One step. `cut` may lower any grant, to 0 too; with `fails` it runs and comes to nothing."""
         view = self.view()
+        needed = sum(max(0, self._blocks_for(s.tokens + 1) - s.blocks) for s in self.seqs.values() if s.running)
+        self._room = self.free_blocks - needed
         choices = [scheduler.plan(view) for scheduler in self.schedulers]
         assert choices[0] == choices[1], "equal calls of plan must give equal choices"
         choice = choices[0]
@@ -309,15 +312,21 @@ class MiniPool:
             assert s.hungry < bound, f"sequence {row.seq} was ready to decode in {s.hungry} steps and got nothing"
 
     def _count_overtaken(self, seq: SeqId, before: tuple[Grant, ...]) -> None:
-        """`seq` is opened: it overtakes earlier arrivals of no lower priority that were not chosen before it."""
+        """`seq` is opened: it overtakes earlier arrivals of no lower priority that were not chosen before it.
+
+        Those whose prompt would not have found room beside what running sequences need are not overtaken.
+        """
         if self._max_overtakes is None:
             return
+        room = self._room
+        self._room -= self._blocks_for(self.seqs[seq].tokens) + 1
         chosen = {grant.seq for grant in before}
         job = self.seqs[seq].job
         for other, s in self.seqs.items():
             passed = other < seq and not s.begun and s.job.priority >= job.priority and other not in chosen
             expired = s.job.deadline is not None and s.job.deadline <= self.clock.now()
-            if passed and not s.stored and not s.loading and not expired:
+            fits = self._blocks_for(s.tokens) + 1 <= room
+            if passed and fits and not s.stored and not s.loading and not expired:
                 s.overtaken += 1
                 assert s.overtaken <= self._max_overtakes, (
                     f"sequence {other} was overtaken {s.overtaken} times; at most {self._max_overtakes} are promised"

@@ -3,9 +3,10 @@
 Example::
 
     class TestMine(SchedulerConformance):
-    max_overtakes = 16                       # if it promises a bound
-    def make(self) -> Scheduler:
-    return Mine()
+        max_overtakes = 16  # if it promises a bound
+
+        def make(self) -> Scheduler:
+            return Mine()
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class SchedulerConformance(ABC):
         machine = type(
             "Machine", (SchedulerMachine,), {"make": staticmethod(self.make), "max_overtakes": self.max_overtakes}
         )
-        run_state_machine_as_test(machine, settings=self.life)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(machine, settings=self.life)
 
     def test_nothing_to_do_gives_an_empty_choice(self) -> None:
         choice = self.pool().step()
