@@ -42,9 +42,11 @@ class Eplb(ExpertPlacer):
         plain = round_robin(num_experts, topology)
         placed: list[tuple[int, ...]] = []
         for layer in range(layers):
-            old = current.experts[layer] if current is not None else plain
+            old = current.experts[layer] if current is not None and layer < len(current.experts) else ()
+            if not _usable(old, num_experts, topology):
+                old = plain
             new = keep_slots(spread(tokens[layer], counts[layer], topology), old, topology)
-            choices = (old, plain, new) if _usable(old, num_experts, topology) else (plain, new)
+            choices = (old, plain, new)
             placed.append(min(choices, key=lambda experts: peak(tokens[layer], experts, topology)))
         return Placement(tuple(placed))
 
