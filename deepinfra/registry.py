@@ -20,7 +20,7 @@ from deepinfra.interfaces import Component, Executor, ExpertPlacer, KVStore, Rec
 if TYPE_CHECKING:
     from deepinfra.engine import Engine
 
-__all__ = ("KINDS", "NONE", "Entry", "Kind", "Origin", "Registry", "hookimpl", "load_plugins")
+__all__ = ("KINDS", "NONE", "RESERVED_KEYS", "Entry", "Kind", "Origin", "Registry", "hookimpl", "load_plugins")
 
 Kind: TypeAlias = Literal["recipe", "scheduler", "kvstore", "executor", "speculator", "placer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -30,8 +30,8 @@ ENTRY_POINT_GROUP = "deepinfra"
 NONE = "none"
 """The name that means "without this part" in a configuration; nothing can be registered under it."""
 
-# Keys that a configuration table holds beside the part's own.
 RESERVED_KEYS = frozenset({"use", "process"})
+"""Keys that a configuration table holds beside the part's own."""
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 

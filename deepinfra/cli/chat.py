@@ -38,7 +38,7 @@ def chat(
     from deepinfra.core.request import GenerateRequest
     from deepinfra.core.sampling import SamplingParams
 
-    blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE)
+    blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE).without_stores()
     fetch_models(blueprint)
     engine = blueprint.build()
     messages = [Message(role="system", content=(TextPart(system),))] if system else []

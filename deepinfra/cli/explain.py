@@ -27,8 +27,8 @@ def explain(
     from deepinfra.config.explain import explain as explain_blueprint
 
     blueprint = blueprint_for(config, {"model": model})
-    missing = [name for name in blueprint.models if not _is_here(name)]
-    values = explain_blueprint(blueprint, ask_parts=not missing)
+    troubles = [trouble for name in blueprint.models if (trouble := _trouble_with(name))]
+    values = explain_blueprint(blueprint, ask_parts=not troubles)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(value) for value in values], indent=2))
         return
@@ -37,18 +37,17 @@ def explain(
     for line, value in zip(lines, values, strict=True):
         became = f"; {value.became}" if value.became else ""
         typer.echo(f"{line:{width}}  # {value.origin}{became}")
-    for name in missing:
-        typer.echo(
-            f"model {name} is not here: after `deepinfra pull {name}` this also tells what auto became", err=True
-        )
+    for trouble in troubles:
+        typer.echo(f"what auto becomes is unknown: {trouble}", err=True)
 
 
-def _is_here(model: str) -> bool:
-    from deepinfra.errors import ModelDownloadError
+def _trouble_with(model: str) -> str:
+    """Why a model cannot be looked into; empty if it can."""
+    from deepinfra.errors import ModelError
     from deepinfra.models import open_model
 
     try:
         open_model(model, offline=True)
-    except ModelDownloadError:
-        return False
-    return True
+    except ModelError as error:
+        return str(error)
+    return ""

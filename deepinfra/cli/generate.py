@@ -41,7 +41,7 @@ def generate(
         max_tokens=max_tokens,
         seed=seed,
     )
-    blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE)
+    blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE).without_stores()
     fetch_models(blueprint)
     anyio.run(_generate, blueprint.build(), request, as_json)
 

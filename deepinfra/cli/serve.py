@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import signal
 import socket
 from collections.abc import Generator, Sequence
@@ -40,7 +41,10 @@ def serve(
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Address to listen on (127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on (8000); 0 takes one.")] = None,
     config: Config = None,
-    no_store: Annotated[bool, typer.Option("--no-store", help="Keep no KV on disk.")] = False,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Keep no KV beyond this process.")] = False,
+    log_requests: Annotated[
+        bool, typer.Option("--log-requests", help="Write a line for each request to standard error; never its text.")
+    ] = False,
 ) -> None:
     """Serve a model with the API of OpenAI, until SIGTERM or Ctrl-C.
 
@@ -48,11 +52,13 @@ def serve(
     """
     from deepinfra.registry import load_plugins
 
-    keywords: dict[str, object] = {"model": model, "host": host, "port": port}
-    if no_store:
-        keywords["pool"] = {"store": {"use": "none"}}
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if log_requests:
+        logging.getLogger("deepinfra.access").setLevel(logging.INFO)
     registry = load_plugins()
-    blueprint = blueprint_for(config, keywords, registry=registry)
+    blueprint = blueprint_for(config, {"model": model, "host": host, "port": port}, registry=registry)
+    if no_store:
+        blueprint = blueprint.without_stores()
     _warn_if_open(blueprint.settings.host)
     with _listener(blueprint.settings.host, blueprint.settings.port) as listener:
         fetch_models(blueprint)
@@ -192,5 +198,4 @@ def _print_plan(blueprint: Blueprint, engine: Engine) -> None:
             options = plan.store.options.model_dump()
             where = f" in {options['path']}" if "path" in options else ""
             most = f", at most {nbytes_text(options['capacity_nbytes'])}" if "capacity_nbytes" in options else ""
-            off = "; --no-store turns it off" if plan.store.at[0] == "pool" else ""
-            typer.echo(f"{pool.name} KV store: {plan.store.entry.name}{where}{most}{off}")
+            typer.echo(f"{pool.name} KV store: {plan.store.entry.name}{where}{most}; --no-store turns it off")

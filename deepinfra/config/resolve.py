@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -126,6 +126,19 @@ class Blueprint:
         parts = (self.recipe, *(part for pool in self.pools for part in pool.parts))
         names = (part.options.model_dump().get("model") for part in parts)
         return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
+
+    def without_stores(self) -> Blueprint:
+        """The same, keeping no KV beyond the device."""
+
+        def bare(pool: PoolBlueprint) -> PoolBlueprint:
+            return replace(pool, store=None)
+
+        return replace(
+            self,
+            pool=bare(self.pool) if self.pool else None,
+            prefill=tuple(map(bare, self.prefill)),
+            decode=tuple(map(bare, self.decode)),
+        )
 
     def build(self) -> Engine:
         """Make the engine and all its parts; reads model headers, no weights, and acquires nothing.

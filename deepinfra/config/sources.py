@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from deepinfra.config.settings import ServerSettings
 from deepinfra.errors import ConfigError
+from deepinfra.registry import RESERVED_KEYS
 
 __all__ = ("ENV_PREFIX", "Provenance", "Tree", "read_settings", "refusal")
 
@@ -155,7 +156,7 @@ def _overlay(leaves: dict[Key, tuple[Layer, object]], layer: Layer) -> None:
     fresh = dict(_leaves(layer.values))
     for key, value in fresh.items():
         if key[-1] == "use" and key in leaves and leaves[key][1] != value:
-            for old in [old for old in leaves if old[: len(key) - 1] == key[:-1]]:
+            for old in [old for old in leaves if old[: len(key) - 1] == key[:-1] and old[-1] not in RESERVED_KEYS]:
                 del leaves[old]
     for key, value in fresh.items():
         for old in [old for old in leaves if old[: len(key)] == key or key[: len(old)] == old]:

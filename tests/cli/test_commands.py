@@ -47,6 +47,8 @@ def test_raw_continues_the_text_as_it_stands(home: Home) -> None:
 
 
 def test_generate_leaves_no_store_behind(home: Home) -> None:
+    with open(home.folder / "deepinfra.toml", "a") as file:
+        file.write('\n[pool.store]\nuse = "ssd"\n')
     assert home.run("generate", "Hello", "--max-tokens", "5").returncode == 0
     assert not os.path.exists(f"{home.environ['XDG_CACHE_HOME']}/deepinfra/kv")
 
@@ -148,6 +150,14 @@ def test_explain_tells_where_each_value_came_from(home: Home) -> None:
         "pool.executor.process": (False, "default of slow-toy"),
     }
     assert {name: (values[name]["value"], values[name]["origin"]) for name in origins} == origins
+
+
+def test_explain_tells_what_auto_became_once_the_model_is_here(home: Home) -> None:
+    (home.folder / "deepinfra.toml").unlink()
+    done = home.run("explain")
+    assert done.returncode == 0
+    assert 'pool.executor.num_blocks = "auto" ' in done.stdout
+    assert done.stderr.startswith("what auto becomes is unknown: model 'smollm2' is not in ")
 
 
 def test_explain_prints_one_line_for_each_value(home: Home) -> None:

@@ -138,6 +138,15 @@ def test_listening_for_other_machines_is_warned_about(home: Home) -> None:
         assert "WARNING: 0.0.0.0 can be reached from other machines and this server has no API keys" in served.head
 
 
+def test_requests_are_logged_on_demand_without_their_text(home: Home) -> None:
+    with home.serving("--log-requests") as served:
+        ask(served)
+        _, said = served.stop()
+    assert "deepinfra.access: " in said
+    assert "/v1/chat/completions" in said
+    assert "Hello" not in said
+
+
 def test_a_plugins_routes_are_served(home: Home) -> None:
     with home.serving() as served:
         assert httpx2.get(f"{served.url}/hello/", timeout=30).text == "hello from a plug-in"

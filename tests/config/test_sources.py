@@ -73,6 +73,12 @@ def test_another_part_from_a_stronger_source_does_not_get_the_old_parts_keys(wri
     assert settings.pool.store.model_dump() == {"use": "memory"}
 
 
+def test_where_an_executor_runs_outlives_another_choice_of_executor(write: Write) -> None:
+    path = write('[pool.executor]\nuse = "torch"\nprocess = false\nthreads = 2')
+    settings, _ = read_settings(path, environ={"DEEPINFRA_POOL__EXECUTOR__USE": "toy"})
+    assert settings.pool.executor.model_dump() == {"use": "toy", "process": False}
+
+
 def test_the_same_part_from_a_stronger_source_keeps_its_keys(write: Write) -> None:
     path = write('[pool.store]\nuse = "ssd"\npath = "/kv"')
     settings, _ = read_settings(path, environ={"DEEPINFRA_POOL__STORE__USE": "ssd"})
