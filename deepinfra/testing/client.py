@@ -7,12 +7,20 @@ or leave one. This one runs on asyncio and trio.
 from __future__ import annotations
 
 import json as jsonlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, MutableMapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
 import anyio
-import anyio.abc
 
 __all__ = ("Client", "Response", "running")
 
@@ -20,6 +28,30 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 AsgiApp: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+
+class _Gone(OSError):
+    """What `send` raises to an application whose client is gone."""
+
+
+class _Events:
+    """An iterator rather than a generator: it may be left at any point, also on trio."""
+
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self._chunks, self._rest = chunks, b""
+        self._ready: list[Any] = []
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._ready:
+            *blocks, self._rest = (self._rest + await anext(self._chunks)).split(b"\n\n")
+            for block in blocks:
+                data = block.removeprefix(b"data: ")
+                if data != block:
+                    self._ready.append("[DONE]" if data == b"[DONE]" else jsonlib.loads(data))
+        return self._ready.pop(0)
 
 
 class Response:
@@ -38,41 +70,35 @@ class Response:
         self._gone = anyio.Event()
         self._started = anyio.Event()
         self._finished = False
+        self._error: Exception | None = None
         self._sender, self._chunks = anyio.create_memory_object_stream[bytes](0)
 
     async def started(self) -> int:
         """Wait for the status.
 
         Raises:
-            EOFError: The application returned without one.
+            EOFError: The application returned without one; if it raised, that is raised instead.
         """
         await self._started.wait()
         if self.status is None:
-            raise EOFError("the application sent no response")
+            raise self._error or EOFError("the application sent no response")
         return self.status
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    def chunks(self) -> AsyncIterator[bytes]:
         """Body chunks, each as the application sent it; the application waits until a chunk is taken."""
-        async for chunk in self._chunks:
-            yield chunk
+        return self._chunks
+
+    def events(self) -> AsyncIterator[Any]:
+        """Objects of a stream of server-sent events; comments are skipped, `[DONE]` comes as that text."""
+        return _Events(self._chunks)
 
     async def read(self) -> bytes:
         """The rest of the body."""
-        return b"".join([chunk async for chunk in self.chunks()])
+        return b"".join([chunk async for chunk in self._chunks])
 
     async def json(self) -> Any:
         """The rest of the body, decoded."""
         return jsonlib.loads(await self.read())
-
-    async def events(self) -> AsyncIterator[Any]:
-        """Objects of a stream of server-sent events; comments are skipped, `[DONE]` comes as that text."""
-        rest = b""
-        async for chunk in self.chunks():
-            *blocks, rest = (rest + chunk).split(b"\n\n")
-            for block in blocks:
-                data = block.removeprefix(b"data: ")
-                if data != block:
-                    yield "[DONE]" if data == b"[DONE]" else jsonlib.loads(data)
 
     def disconnect(self) -> None:
         """The client is gone: `receive` says so, `send` is read by nobody."""
@@ -89,7 +115,7 @@ class Response:
     async def _send(self, message: Message) -> None:
         if self._gone.is_set():
             if self._raises:
-                raise OSError("the client is gone")
+                raise _Gone("the client is gone")
             return
         if message["type"] == "http.response.start":
             self.status = message["status"]
@@ -102,7 +128,7 @@ class Response:
                     await self._sender.send(message["body"])
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 if self._raises:
-                    raise OSError("the client is gone") from None
+                    raise _Gone("the client is gone") from None
             if not more:
                 self._end()
 
@@ -125,11 +151,19 @@ class Client:
     Args:
         app: Any ASGI application.
         headers: Sent with every request.
+        state: What the application's lifespan made, from `running`.
         send_raises: What a server does when the client is gone: drop bytes (uvicorn), or raise `OSError` (ASGI 2.4).
     """
 
-    def __init__(self, app: AsgiApp, *, headers: Sequence[tuple[str, str]] = (), send_raises: bool = False) -> None:
-        self._app, self._headers, self._send_raises = app, tuple(headers), send_raises
+    def __init__(
+        self,
+        app: AsgiApp,
+        *,
+        headers: Sequence[tuple[str, str]] = (),
+        state: Mapping[str, Any] | None = None,
+        send_raises: bool = False,
+    ) -> None:
+        self._app, self._headers, self._state, self._send_raises = app, tuple(headers), state or {}, send_raises
 
     @asynccontextmanager
     async def request(
@@ -164,18 +198,19 @@ class Client:
             "headers": fields,
             "server": ("test", 80),
             "client": ("client", 1),
+            "state": dict(self._state),
         }
-        error: list[Exception] = []
-
         async def serve() -> None:
             try:
                 await self._app(scope, response._receive, response._send)
+            except _Gone:
+                pass  # some middleware lets it through; a server takes it as the end
             except Exception as raised:
-                error.append(raised)
+                response._error = raised
             finally:
                 response._end()
 
-        block: list[BaseException] = []
+        block: list[Exception] = []
         async with anyio.create_task_group() as group:
             group.start_soon(serve)
             try:
@@ -184,8 +219,8 @@ class Client:
                 block.append(raised)
             finally:
                 response.disconnect()
-        for first in (*block, *error):
-            raise first
+        if error := block[0] if block else response._error:
+            raise error
 
     async def get(self, path: str) -> tuple[int, Any]:
         """Status and decoded body of a GET."""
@@ -199,31 +234,47 @@ class Client:
 
 
 @asynccontextmanager
-async def running(app: AsgiApp) -> AsyncGenerator[None]:
-    """Run an application's lifespan, as a server does.
+async def running(app: AsgiApp) -> AsyncGenerator[MutableMapping[str, Any]]:
+    """Run an application's lifespan, as a server does; gives the state it made, for `Client(app, state=...)`.
 
     Raises:
         RuntimeError: Start-up or shutdown failed; carries the application's message.
     """
     to_app, receive = anyio.create_memory_object_stream[Message](2)
     send, from_app = anyio.create_memory_object_stream[Message](2)
-
-    async def expect(kind: str) -> None:
-        message = await from_app.receive()
-        if message["type"] != f"lifespan.{kind}.complete":
-            raise RuntimeError(message.get("message") or f"lifespan {kind} failed")
+    state: MutableMapping[str, Any] = {}
 
     async def serve() -> None:
-        await app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive.receive, send.send)
+        with receive, send:
+            with suppress(Exception):  # told by the message, or by its absence
+                await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": state}, receive.receive, send.send)
 
-    with to_app, receive, send, from_app:
+    async def say(phase: str) -> str | None:
+        """What went wrong."""
+        await to_app.send({"type": f"lifespan.{phase}"})
+        try:
+            message = await from_app.receive()
+        except anyio.EndOfStream:
+            return f"the application returned before lifespan.{phase}.complete"
+        if message["type"] == f"lifespan.{phase}.complete":
+            return None
+        return message.get("message") or f"lifespan {phase} failed"
+
+    failure: str | None = None
+    block: list[Exception] = []
+    with to_app, from_app:
         async with anyio.create_task_group() as group:
             group.start_soon(serve)
-            await to_app.send({"type": "lifespan.startup"})
-            await expect("startup")
-            try:
-                yield
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await to_app.send({"type": "lifespan.shutdown"})
-                    await expect("shutdown")
+            failure = await say("startup")
+            if failure is None:
+                try:
+                    yield state
+                except Exception as raised:
+                    block.append(raised)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        failure = await say("shutdown")
+    if block:
+        raise block[0]
+    if failure is not None:
+        raise RuntimeError(failure)

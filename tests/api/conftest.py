@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -10,7 +11,7 @@ import pytest
 
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.engine import Engine, Pool
-from deepinfra.errors import StepFailed
+from deepinfra.errors import ExecutorError, ExecutorLost, StepFailed
 from deepinfra.executors.toy import ToyExecutor
 from deepinfra.interfaces.executor import StepHandle
 from deepinfra.interfaces.recipe import Recipe
@@ -19,14 +20,15 @@ from deepinfra.testing.tiny import TinyRecipe
 
 
 class _Held(StepHandle):
-    def __init__(self, inner: StepHandle, gate: anyio.Event, failed: StepFailed | None) -> None:
+    def __init__(self, inner: StepHandle, gate: anyio.Event, failed: ExecutorError | None) -> None:
         self._inner, self._gate, self._failed = inner, gate, failed
 
     def masks(self, rows: MaskRows) -> None:
         self._inner.masks(rows)
 
     async def result(self) -> StepResult:
-        await self._gate.wait()
+        with anyio.move_on_after(20):  # so that a failing test ends
+            await self._gate.wait()
         result = await self._inner.result()
         if self._failed is not None:
             raise self._failed
@@ -34,32 +36,41 @@ class _Held(StepHandle):
 
 
 class GatedExecutor(ToyExecutor):
-    """The toy executor, whose steps wait while `gate` is shut and fail from step number `fail_at` on."""
+    """The toy executor, whose steps wait while `gate` is shut, and fail or lose it from step `fail_at` on."""
 
-    def __init__(self, *, shut: bool = False, fail_at: int | None = None, **settings: Any) -> None:
+    def __init__(self, *, shut: bool = False, fail_at: int | None = None, loses: bool = False, **settings: Any) -> None:
         super().__init__(**settings)
-        self._shut, self._fail_at, self.steps = shut, fail_at, 0
+        self._fail_at, self._loses, self.steps = fail_at, loses, 0
         self.gate = anyio.Event()
         if not shut:
             self.gate.set()
 
     def submit(self, plan: StepPlan) -> StepHandle:
         self.steps += 1
-        failed = None
+        failed: ExecutorError | None = None
         if self._fail_at is not None and self.steps >= self._fail_at:
             failed = StepFailed([item.seq for item in plan.items], "out of memory in a kernel")
+            if self._loses:
+                failed = ExecutorLost("the device fell off the bus")
         return _Held(super().submit(plan), self.gate, failed)
 
 
-async def settled(engine: Engine) -> None:
-    """Wait until the engine holds nothing for anybody; times out if that never comes."""
-    with anyio.fail_after(10):
-        while True:
-            stats = engine.stats()
-            if stats.running == stats.waiting == 0 and stats.blocks_free == stats.blocks_total:
-                assert all(pool.slots_free == pool.slots_total for pool in stats.pools)
-                return
+async def until(condition: Callable[[], object]) -> None:
+    """Let the other tasks run until a condition holds; times out if that never comes."""
+    with anyio.fail_after(20):
+        while not condition():
             await anyio.lowlevel.checkpoint()
+
+
+async def settled(engine: Engine) -> None:
+    """Wait until the engine holds nothing for anybody."""
+
+    def idle() -> bool:
+        stats = engine.stats()
+        slots = all(pool.slots_free == pool.slots_total for pool in stats.pools)
+        return stats.running == stats.waiting == 0 and stats.blocks_free == stats.blocks_total and slots
+
+    await until(idle)
 
 
 def build(
@@ -74,6 +85,7 @@ class Kit:
 
     build = staticmethod(build)
     settled = staticmethod(settled)
+    until = staticmethod(until)
     Gated = GatedExecutor
 
     @staticmethod

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -28,10 +29,8 @@ def test_every_json_object_is_read_as_it_was_written(value: dict[str, Any], asci
 
 @given(junk=st.binary(max_size=60))
 def test_junk_is_an_object_or_a_refusal(junk: bytes) -> None:
-    try:
+    with suppress(InvalidJsonError):
         assert isinstance(parse_object(junk), dict)
-    except InvalidJsonError as error:
-        assert str(error)
 
 
 @pytest.mark.parametrize(

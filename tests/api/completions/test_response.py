@@ -36,7 +36,7 @@ def test_answers_are_numbered_through_the_prompts() -> None:
 
 
 def test_offsets_are_where_a_tokens_text_begins() -> None:
-    data = ["a".encode(), "é".encode()[:1], "é".encode()[1:], "bc".encode(), "d".encode()]
+    data = [b"a", "é".encode()[:1], "é".encode()[1:], b"bc", b"d"]
     tokens = [TokenLogprobs(i, piece, -1.0, (TopLogprob(i, piece, -1.0),)) for i, piece in enumerate(data)]
     events: list[tuple[int, Event]] = [
         (0, TextDelta(choice=0, text="a", tokens=tuple(tokens[:1]))),

@@ -1,0 +1,529 @@
+"""Whole requests in process: a real engine over the toy executor, a client that sees each chunk and can vanish."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from deepinfra.api.app import asgi
+from deepinfra.core.conversation import Conversation
+from deepinfra.core.request import Prompt
+from deepinfra.engine import Engine
+from deepinfra.errors import InjectionError, TemplateError
+from deepinfra.testing.client import Client
+from deepinfra.testing.clock import ManualClock
+from deepinfra.testing.tiny import TinyRecipe
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+async def streamed(client: Client, path: str, body: dict[str, Any]) -> list[Any]:
+    async with client.request("POST", path, json={**body, "stream": True}) as response:
+        assert await response.started() == 200
+        return [event async for event in response.events()]
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"logprobs": True, "top_logprobs": 2}, {"stop": ["a", "e"]}], ids=str)
+async def test_a_stream_and_a_whole_answer_say_the_same(
+    kit: Any, engine: Engine, path: str, fields: dict[str, Any]
+) -> None:
+    if path == COMPLETIONS and "logprobs" in fields:
+        fields = {"logprobs": 2}
+    body = {**(kit.chat() if path == CHAT else kit.completion()), "max_tokens": 40, **fields}
+    async with engine:
+        client = Client(asgi(engine))
+        status, whole = await client.post(path, body)
+        events = await streamed(client, path, {**body, "stream_options": {"include_usage": True}})
+    assert status == 200
+    assert events.pop() == "[DONE]"
+    usage = events.pop()
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    for choice in whole["choices"]:
+        mine = [chunk["choices"][0] for chunk in events if chunk["choices"][0]["index"] == choice["index"]]
+        assert mine[-1]["finish_reason"] == choice["finish_reason"]
+        if path == CHAT:
+            assert "".join(each["delta"].get("content", "") for each in mine) == choice["message"]["content"]
+            entries = [entry for each in mine if each["logprobs"] for entry in each["logprobs"]["content"]]
+            assert entries == ((choice["logprobs"] or {}).get("content") or [])
+        else:
+            assert "".join(each["text"] for each in mine) == choice["text"]
+
+
+async def test_the_order_of_a_stream_is_fixed(kit: Any, engine: Engine) -> None:
+    async with engine:
+        events = await streamed(Client(asgi(engine)), CHAT, kit.chat(n=2, stream_options={"include_usage": True}))
+    *chunks, usage, done = events
+    assert done == "[DONE]"
+    assert usage["choices"] == []
+    assert [chunk["choices"][0]["delta"] for chunk in chunks[:2]] == [{"role": "assistant", "content": ""}] * 2
+    assert all("role" not in chunk["choices"][0]["delta"] for chunk in chunks[2:])
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in [*chunks, usage]}) == 1
+    reasons = [chunk for chunk in chunks if chunk["choices"][0]["finish_reason"]]
+    assert len(reasons) == 2
+    assert all(chunk["choices"][0]["delta"] == {} for chunk in reasons)
+    assert [chunk for chunk in chunks if "deepinfra" in chunk] == [chunks[-1]] == reasons[-1:]
+    assert chunks[-1]["deepinfra"]["seed"] == 7
+
+
+async def test_without_include_usage_no_chunk_speaks_of_usage(kit: Any, engine: Engine) -> None:
+    async with engine:
+        events = await streamed(Client(asgi(engine)), CHAT, kit.chat())
+    assert all("usage" not in chunk and chunk["choices"] for chunk in events[:-1])
+
+
+async def test_a_streams_headers_keep_proxies_from_holding_it(kit: Any, engine: Engine) -> None:
+    async with engine:
+        async with Client(asgi(engine)).request("POST", CHAT, json=kit.chat(stream=True)) as response:
+            await response.started()
+            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert response.headers["cache-control"] == "no-cache"
+            assert response.headers["x-accel-buffering"] == "no"
+
+
+async def test_a_seed_repeats_an_answer_and_no_seed_draws_one(kit: Any, engine: Engine) -> None:
+    async with engine:
+        client = Client(asgi(engine))
+        first = (await client.post(CHAT, kit.chat(seed=None, max_tokens=30)))[1]
+        seed = first["deepinfra"]["seed"]
+        again = (await client.post(CHAT, kit.chat(seed=seed, max_tokens=30)))[1]
+        other = (await client.post(CHAT, kit.chat(seed=None, max_tokens=30)))[1]
+    assert again["choices"] == first["choices"]
+    assert other["deepinfra"]["seed"] != seed
+
+
+async def test_a_second_turn_reports_the_first_as_cached(kit: Any, engine: Engine) -> None:
+    body = kit.chat("x" * 40)
+    async with engine:
+        client = Client(asgi(engine))
+        first = (await client.post(CHAT, body))[1]
+        second = (await client.post(CHAT, body))[1]
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= 36
+    assert second["deepinfra"]["cached_tokens"]["device"] == cached
+    assert second["usage"]["prompt_cache_miss_tokens"] + cached == second["usage"]["prompt_tokens"]
+
+
+async def test_a_stop_string_ends_the_answer_and_is_not_returned(kit: Any, engine: Engine) -> None:
+    async with engine:
+        client = Client(asgi(engine))
+        whole = (await client.post(COMPLETIONS, kit.completion(max_tokens=60, temperature=0)))[1]["choices"][0]["text"]
+        stop = next(char for char in whole[5:] if char.isascii())
+        cut = (await client.post(COMPLETIONS, kit.completion(max_tokens=60, temperature=0, stop=stop)))[1]["choices"][0]
+    assert cut["text"] == whole.partition(stop)[0]
+    assert cut["finish_reason"] == "stop"
+
+
+async def test_prompts_times_n_answers_come_in_order_and_alone_they_are_the_same(kit: Any, engine: Engine) -> None:
+    async with engine:
+        client = Client(asgi(engine))
+        both = (await client.post(COMPLETIONS, kit.completion(["abc", "de"], n=2)))[1]
+        alone = [(await client.post(COMPLETIONS, kit.completion(prompt, n=2)))[1] for prompt in ("abc", "de")]
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    texts = [choice["text"] for each in alone for choice in each["choices"]]
+    assert [choice["text"] for choice in both["choices"]] == texts
+    assert both["usage"]["prompt_tokens"] == sum(each["usage"]["prompt_tokens"] for each in alone)
+
+
+async def test_token_ids_are_a_prompt(kit: Any, engine: Engine) -> None:
+    async with engine:
+        status, answer = await Client(asgi(engine)).post(COMPLETIONS, kit.completion([1, 2, 3]))
+    assert status == 200
+    assert answer["usage"]["prompt_tokens"] == 3
+
+
+async def test_created_comes_from_the_given_clock(kit: Any, engine: Engine) -> None:
+    async with engine:
+        client = Client(asgi(engine, clock=ManualClock(wall=1_234.9)))
+        assert (await client.post(CHAT, kit.chat()))[1]["created"] == 1234
+
+
+async def test_a_large_body_is_parsed_off_the_loop(kit: Any, engine: Engine) -> None:
+    calls: list[int] = []
+
+    class Counting:
+        async def __call__(self, function: Any, /, *args: Any) -> Any:
+            calls.append(len(args[0]))
+            return await anyio.to_thread.run_sync(function, *args)
+
+    async with engine:
+        client = Client(asgi(engine, offload=Counting()))
+        assert (await client.post(CHAT, kit.chat(metadata={"note": "x" * 40_000})))[0] == 200
+        assert (await client.post(CHAT, kit.chat()))[0] == 200
+    assert len(calls) == 1
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+async def refused(engine: Engine, kit: Any, body: Any, path: str = CHAT, **settings: Any) -> tuple[int, dict[str, Any]]:
+    async with engine:
+        client = Client(asgi(engine, **settings))
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with client.request("POST", path, body=data) as response:
+            status, answer = await response.started(), await response.json()
+            assert response.headers["content-type"] == "application/json"
+            assert response.headers["x-request-id"]
+        assert (await client.post(CHAT, kit.chat()))[0] == 200
+        await kit.settled(engine)
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    return status, answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "param"),
+    [
+        ({"temprature": 1}, 400, "unsupported_parameter", "temprature"),
+        ({"audio": {"voice": "a"}}, 400, "unsupported_parameter", "audio"),
+        ({"temperature": "hot"}, 400, "invalid_value", "temperature"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+            400,
+            "invalid_value",
+            "messages.0.content.0.type",
+        ),
+        ({"model": "gpt-9"}, 404, "model_not_found", "model"),
+        ({"max_tokens": 100_000}, 400, "context_length_exceeded", "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "context_length_exceeded", "messages"),
+        ({"top_k": 5}, 400, "unsupported_parameter", "top_k"),
+        ({"logit_bias": {"999999": 1}}, 400, "invalid_value", "logit_bias.999999"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "unsupported_parameter", "tools"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
+            400,
+            "unsupported_parameter",
+            "response_format",
+        ),
+    ],
+    ids=str,
+)
+async def test_a_wrong_request_is_a_4xx_that_names_the_field(
+    kit: Any, engine: Engine, change: dict[str, Any], status: int, code: str, param: str
+) -> None:
+    for stream in (False, True):
+        got, error = await refused(engine, kit, kit.chat(**{**change, "stream": stream}))
+        assert (got, error["code"], error["param"]) == (status, code, param)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[1]", b'{"model": NaN}', b'{"model": "a", "model": "b"}'])
+async def test_a_body_that_is_no_json_object_is_refused(kit: Any, engine: Engine, body: bytes) -> None:
+    status, error = await refused(engine, kit, body)
+    assert (status, error["code"], error["type"]) == (400, "invalid_json", "invalid_request_error")
+
+
+async def test_ten_megabytes_are_refused(kit: Any, engine: Engine) -> None:
+    status, error = await refused(engine, kit, kit.chat("x" * 10_000_000))
+    assert (status, error["code"]) == (413, "body-too-large")
+
+
+async def test_a_body_in_pieces_is_counted(kit: Any, engine: Engine) -> None:
+    async with engine:
+        client = Client(asgi(engine, max_body_nbytes=1000))
+        async with client.request("POST", CHAT, body=[b"x" * 400] * 3) as response:
+            assert await response.started() == 413
+
+
+async def test_the_content_type_does_not_matter(kit: Any, engine: Engine) -> None:
+    async with engine:
+        client = Client(asgi(engine))
+        body = json.dumps(kit.chat()).encode()
+        async with client.request("POST", CHAT, body=body, headers=[("content-type", "text/plain")]) as response:
+            assert await response.started() == 200
+
+
+async def test_what_the_template_refuses_is_the_clients_to_mend(kit: Any) -> None:
+    class Strict(TinyRecipe):
+        def render(self, conversation: Conversation) -> Prompt:
+            if conversation.messages[0].text == "bad":
+                raise TemplateError("roles must alternate")
+            return super().render(conversation)
+
+    status, error = await refused(kit.build(recipe=Strict()), kit, kit.chat("bad"))
+    assert (status, error["message"], error["param"]) == (400, "roles must alternate", "messages")
+
+
+async def test_an_injection_is_an_incident_of_the_server(kit: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Unsafe(TinyRecipe):
+        def render(self, conversation: Conversation) -> Prompt:
+            if conversation.messages[0].text == "bad":
+                raise InjectionError("a control token would come from user text")
+            return super().render(conversation)
+
+    status, error = await refused(kit.build(recipe=Unsafe()), kit, kit.chat("bad"))
+    assert (status, error["code"]) == (500, "injection")
+    assert "injection" in caplog.text
+
+
+async def test_a_mistake_of_ours_is_logged_and_not_described(kit: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(TinyRecipe):
+        def render(self, conversation: Conversation) -> Prompt:
+            if conversation.messages[0].text == "bad":
+                raise KeyError("internals")
+            return super().render(conversation)
+
+    status, error = await refused(kit.build(recipe=Broken()), kit, kit.chat("bad"))
+    assert (status, error["code"]) == (500, "internal-error")
+    assert "internals" not in error["message"]
+    assert "KeyError: 'internals'" in caplog.text
+
+
+async def test_an_engine_that_nobody_entered_says_what_to_write(kit: Any, engine: Engine) -> None:
+    status, answer = await Client(asgi(engine)).post(CHAT, kit.chat())
+    assert (status, answer["error"]["code"]) == (503, "engine-not-running")
+    assert "lifespan=llm.lifespan" in answer["error"]["message"]
+
+
+async def test_a_full_queue_is_429_with_a_time_to_come_back(kit: Any) -> None:
+    executor = kit.Gated(shut=True, max_seqs=1)
+    engine = kit.build(executor, max_queue=1)
+    async with engine:
+        client = Client(asgi(engine))
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.post, CHAT, kit.chat())
+            await kit.until(lambda: executor.steps)  # it waits, for the scheduler, until its first step is done
+            async with client.request("POST", CHAT, json=kit.chat(stream=True)) as response:
+                assert await response.started() == 429
+                assert int(response.headers["retry-after"]) >= 1
+                assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
+            executor.gate.set()
+        await kit.settled(engine)
+
+
+async def test_a_draining_engine_finishes_what_runs_and_takes_nothing_new(kit: Any) -> None:
+    executor = kit.Gated(shut=True)
+    engine = kit.build(executor)
+    async with engine:
+        client = Client(asgi(engine))
+        async with client.request("POST", CHAT, json=kit.chat(stream=True)) as running:
+            async with anyio.create_task_group() as group:
+                await kit.until(lambda: executor.steps)
+                group.start_soon(engine.drain, 30)
+                await kit.until(lambda: engine.state == "draining")
+                status, answer = await client.post(CHAT, kit.chat())
+                assert (status, answer["error"]["code"]) == (503, "engine-draining")
+                executor.gate.set()
+                assert [event async for event in running.events()][-1] == "[DONE]"
+
+
+# -- failures -------------------------------------------------------------------------------------
+
+
+async def test_a_failure_before_the_first_event_has_a_status(kit: Any) -> None:
+    engine = kit.build(kit.Gated(fail_at=1))
+    async with engine:
+        client = Client(asgi(engine))
+        for stream in (False, True):
+            status, answer = await client.post(CHAT, kit.chat(stream=stream))
+            assert (status, answer["error"]["code"], answer["error"]["type"]) == (500, "step-failed", "server_error")
+        await kit.settled(engine)
+
+
+async def test_a_failure_in_mid_stream_is_the_last_event(kit: Any) -> None:
+    engine = kit.build(kit.Gated(fail_at=12))
+    async with engine:
+        events = await streamed(Client(asgi(engine)), CHAT, kit.chat(max_tokens=100))
+        await kit.settled(engine)
+    assert len(events) > 1
+    assert events[-1]["error"]["code"] == "step-failed"
+    assert all("error" not in event for event in events[:-1])
+
+
+async def test_a_failure_in_mid_answer_is_a_status_if_nothing_was_sent(kit: Any) -> None:
+    engine = kit.build(kit.Gated(fail_at=12))
+    async with engine:
+        status, answer = await Client(asgi(engine)).post(CHAT, kit.chat(max_tokens=100))
+    assert (status, answer["error"]["code"]) == (500, "step-failed")
+
+
+async def test_an_engine_that_stops_under_an_answer_ends_it_with_an_error(kit: Any) -> None:
+    executor = kit.Gated(num_blocks=2048)
+    engine = kit.build(executor)
+    answers: list[tuple[int, Any]] = []
+
+    async def ask() -> None:
+        answers.append(await Client(asgi(engine)).post(CHAT, kit.chat(max_tokens=4000, ignore_eos=True)))
+
+    async with anyio.create_task_group() as group:
+        async with engine:
+            group.start_soon(ask)
+            await kit.until(lambda: executor.steps > 3)
+    ((status, answer),) = answers
+    assert (status, answer["error"]["code"]) == (503, "engine-stopped")
+
+
+async def test_a_silent_prefill_shows_that_it_lives(kit: Any) -> None:
+    executor = kit.Gated(shut=True)
+    engine = kit.build(executor)
+    async with engine:
+        async with Client(asgi(engine, keepalive_s=0.002)).request(
+            "POST", CHAT, json=kit.chat(stream=True)
+        ) as response:
+            chunks = response.chunks()
+            assert await anext(chunks) == b": keep-alive\n\n"
+            assert await anext(chunks) == b": keep-alive\n\n"
+            executor.gate.set()
+            rest = b"".join([chunk async for chunk in chunks])
+    assert rest.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_failure_after_a_sign_of_life_is_an_event(kit: Any) -> None:
+    executor = kit.Gated(shut=True, fail_at=1)
+    engine = kit.build(executor)
+    async with engine:
+        async with Client(asgi(engine, keepalive_s=0.002)).request(
+            "POST", CHAT, json=kit.chat(stream=True)
+        ) as response:
+            chunks = response.chunks()
+            await anext(chunks)
+            executor.gate.set()
+            rest = b"".join([chunk async for chunk in chunks]).replace(b": keep-alive\n\n", b"")
+    assert json.loads(rest.removeprefix(b"data: "))["error"]["code"] == "step-failed"
+
+
+async def test_a_slow_client_gets_fewer_and_larger_chunks_and_blocks_nobody(kit: Any, engine: Engine) -> None:
+    async with engine:
+        client = Client(asgi(engine))
+        body = kit.completion(max_tokens=200, ignore_eos=True)
+        whole = (await client.post(COMPLETIONS, body))[1]["choices"][0]["text"]
+        async with client.request("POST", COMPLETIONS, json={**body, "stream": True}) as response:
+            await response.started()
+            await kit.settled(engine)  # the engine is done although nothing was read
+            events = [event async for event in response.events()]
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == whole
+    assert len(events) < 20
+
+
+# -- clients that vanish ---------------------------------------------------------------------------
+
+
+class Plain:
+    """Pure ASGI middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def forward(message: Any) -> None:
+            await send(message)
+
+        await self.app(scope, receive, forward)
+
+
+class Base(BaseHTTPMiddleware):
+    async def dispatch(self, request: Request, call_next: Any) -> Any:
+        return await call_next(request)
+
+
+class ReadingBase(BaseHTTPMiddleware):
+    async def dispatch(self, request: Request, call_next: Any) -> Any:
+        await request.body()
+        return await call_next(request)
+
+
+STACKS = {
+    "bare": [],
+    "plain": [Middleware(Plain)],
+    "gzip": [Middleware(GZipMiddleware, minimum_size=1)],
+    "base": [Middleware(Base)],
+    "reading": [Middleware(ReadingBase)],
+    "all": [Middleware(Base), Middleware(GZipMiddleware, minimum_size=1), Middleware(Plain), Middleware(ReadingBase)],
+}
+
+
+def wrapped(engine: Engine, stack: str) -> ASGIApp:
+    app: ASGIApp = asgi(engine)
+    for middleware in reversed(STACKS[stack]):
+        app = middleware.cls(app, *middleware.args, **middleware.kwargs)
+    return app
+
+
+@pytest.mark.parametrize("send_raises", [False, True], ids=["drops", "raises"])
+@pytest.mark.parametrize("stack", STACKS)
+async def test_a_stream_that_is_left_ends_its_sequence(kit: Any, stack: str, send_raises: bool) -> None:
+    engine = kit.build(kit.Gated(num_blocks=2048))
+    async with engine:
+        client = Client(wrapped(engine, stack), send_raises=send_raises)
+        async with client.request(
+            "POST", CHAT, json=kit.chat(stream=True, max_tokens=4000, ignore_eos=True)
+        ) as response:
+            chunks = response.chunks()
+            for _ in range(3):
+                await anext(chunks)
+        await kit.settled(engine)
+        assert engine.stats().generated_tokens < 4000
+        assert (await client.post(CHAT, kit.chat()))[0] == 200
+
+
+@pytest.mark.parametrize("send_raises", [False, True], ids=["drops", "raises"])
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_before_the_first_byte_ends_its_sequence(
+    kit: Any, stack: str, stream: bool, send_raises: bool
+) -> None:
+    executor = kit.Gated(shut=True)
+    engine = kit.build(executor)
+    async with engine:
+        client = Client(wrapped(engine, stack), send_raises=send_raises)
+        async with client.request("POST", CHAT, json=kit.chat(stream=stream)):
+            await kit.until(lambda: executor.steps)
+        executor.gate.set()
+        await kit.settled(engine)
+        assert engine.stats().generated_tokens <= 1
+        assert (await client.post(CHAT, kit.chat()))[0] == 200
+
+
+@pytest.mark.parametrize("stack", STACKS)
+async def test_a_whole_answer_passes_through_any_middleware(kit: Any, stack: str, engine: Engine) -> None:
+    async with engine:
+        bare = (await Client(asgi(engine)).post(CHAT, kit.chat()))[1]
+        through = (await Client(wrapped(engine, stack)).post(CHAT, kit.chat()))[1]
+        events = await streamed(Client(wrapped(engine, stack)), CHAT, kit.chat())
+    assert through["choices"] == bare["choices"]
+    assert events[-1] == "[DONE]"
+
+
+async def test_two_hundred_clients_that_vanish_leave_nothing(kit: Any) -> None:
+    rng = random.Random(5)
+    engine = kit.build(kit.Gated(num_blocks=64, max_context=200, max_seqs=8))
+
+    async def one(client: Client) -> None:
+        many = kit.completion(["a", "bc"], n=2, max_tokens=rng.randrange(1, 60))
+        body = rng.choice([kit.chat(max_tokens=rng.randrange(1, 60), n=rng.randrange(1, 4)), many])
+        path = CHAT if "messages" in body else COMPLETIONS
+        patience, chunks = rng.randrange(60), rng.randrange(5)
+        with suppress(ClientDisconnect):  # a middleware that reads the body itself says so
+            async with client.request("POST", path, json={**body, "stream": rng.random() < 0.6}) as response:
+                for _ in range(patience):
+                    await anyio.lowlevel.checkpoint()
+                if rng.random() < 0.5:
+                    async for _ in response.chunks():
+                        chunks -= 1
+                        if chunks < 0:
+                            break
+
+    async with engine:
+        clients = [Client(wrapped(engine, stack), send_raises=raises) for stack in STACKS for raises in (False, True)]
+        async with anyio.create_task_group() as group:
+            for index in range(200):
+                group.start_soon(one, clients[index % len(clients)])
+        await kit.settled(engine)
+        assert (await clients[0].post(CHAT, kit.chat()))[0] == 200
+        await kit.settled(engine)
