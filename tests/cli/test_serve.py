@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import selectors
 import shlex
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
@@ -28,15 +33,20 @@ def ask(served: Served, max_tokens: int = 4) -> httpx2.Response:
 
 
 @contextmanager
-def streaming(served: Served, max_tokens: int = LONG) -> Iterator[Iterator[str]]:
-    """A long answer whose first piece has arrived; the rest of its lines."""
+def streaming(served: Served, max_tokens: int = LONG) -> Iterator[Iterator[dict[str, Any]]]:
+    """A long answer of which something has arrived; all its chunks, as they come."""
     body = BODY | {"max_tokens": max_tokens, "stream": True}
     with httpx2.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=60) as response:
-        lines = response.iter_lines()
-        for line in lines:
-            if '"content"' in line and '"content":""' not in line.replace(" ", ""):
-                break
-        yield lines
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+        chunks = (json.loads(line) if line != "[DONE]" else {"done": True} for line in lines)
+        begun = []
+        while not text_of(begun):
+            begun.append(next(chunks))
+        yield chain(begun, chunks)
+
+
+def text_of(chunks: Iterable[dict[str, Any]]) -> str:
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk.get("choices"))
 
 
 def test_it_answers_and_prints_a_curl_that_works(home: Home) -> None:
@@ -60,21 +70,21 @@ def test_no_store_keeps_nothing(home: Home) -> None:
 
 
 def test_sigterm_lets_streams_finish_and_refuses_new_requests(home: Home) -> None:
-    with home.serving() as served, streaming(served) as lines:
+    with home.serving() as served, streaming(served) as chunks:
         served.process.send_signal(signal.SIGTERM)
         assert served.process.stdout.readline().startswith("SIGTERM: finishing")  # type: ignore[union-attr]
         refused = ask(served)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine-draining")
-        rest = list(lines)
-        assert '"finish_reason":"length"' in "".join(rest).replace(" ", "")
-        assert rest[-2:] == ["data: [DONE]", ""] or rest[-1] == "data: [DONE]"
+        *_, last, done = chunks
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert done == {"done": True}
         assert served.process.wait(timeout=30) == 0
 
 
 def test_streams_that_pass_the_deadline_end_with_an_error_and_it_still_exits_cleanly(home: Home) -> None:
-    with home.serving(DEEPINFRA_DRAIN_DEADLINE_S="0.2") as served, streaming(served) as lines:
+    with home.serving(DEEPINFRA_DRAIN_DEADLINE_S="0.2") as served, streaming(served) as chunks:
         served.process.send_signal(signal.SIGTERM)
-        assert '"error"' in "".join(lines)
+        assert any("error" in chunk for chunk in chunks)
         code, said = served.stop(0)
         assert code == 0
         assert "not every request was finished in time" in said
@@ -96,6 +106,28 @@ def test_a_finished_requests_kv_is_there_after_a_restart(home: Home) -> None:
     with home.serving() as served:
         second = ask(served).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert (first, second) == (0, 20)
+
+
+def test_an_executors_child_that_is_killed_costs_no_answer(home: Home) -> None:
+    with home.serving() as served:
+        expected = ask(served, LONG).json()["choices"][0]["message"]["content"]
+    with home.serving(DEEPINFRA_POOL__EXECUTOR__PROCESS="true") as served, streaming(served) as chunks:
+        pid = served.process.pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+        assert text_of(chunks) == expected
+        assert ask(served).status_code == 200
+        assert served.stop()[0] == 0
+
+
+def test_a_server_that_is_killed_takes_its_child_along(home: Home) -> None:
+    with home.serving(DEEPINFRA_POOL__EXECUTOR__PROCESS="true") as served:
+        pid = served.process.pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        with os.fdopen(os.pidfd_open(int(child))) as gone, selectors.DefaultSelector() as selector:
+            selector.register(gone, selectors.EVENT_READ)
+            served.process.kill()
+            assert selector.select(timeout=20)
 
 
 def test_a_port_in_use_is_one_sentence(home: Home) -> None:
