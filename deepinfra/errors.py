@@ -187,7 +187,8 @@ class ContextLengthError(RequestError):
         wanted = prompt_tokens + (max_tokens or 1)
         detail = f"{prompt_tokens} in the prompt" + (f", {max_tokens} for the output" if max_tokens else "")
         super().__init__(
-            f"This model's maximum context length is {limit} tokens. However, you requested {wanted} tokens ({detail}).",
+            f"This model's maximum context length is {limit} tokens. "
+            f"However, you requested {wanted} tokens ({detail}).",
             param,
         )
 

@@ -1,10 +1,6 @@
 """What plug-in writers test their parts with: one conformance class per interface, loaded when first used.
 
-    from deepinfra.testing import SchedulerConformance
-
-    class TestMine(SchedulerConformance):
-        def make(self):
-            return MyScheduler()
+Subclass the class of your part (`class TestMine(SchedulerConformance)`), let its `make` return the part, run pytest.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from deepinfra_plugin_template.repeat import Repeat
+
 from deepinfra.core.drafts import TokenView
 from deepinfra.core.ids import SeqId
 from deepinfra.testing import SpeculatorConformance
-from deepinfra_plugin_template.repeat import Repeat
 
 
 class TestRepeat(SpeculatorConformance):
