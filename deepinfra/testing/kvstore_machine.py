@@ -7,14 +7,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from anyio import CancelScope, create_task_group
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.lowlevel import checkpoint
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from deepinfra.core.kv import KVRecord, NamespaceFilter, RecordRef, Retention
 from deepinfra.interfaces.given import ThreadOffload
@@ -26,12 +26,14 @@ __all__ = ("run_kvstore_machine",)
 
 TTL_S = 1_000.0
 
-chains = st.builds(
-    lambda tokens, tenant, model: (tuple(tokens), tenant, model),
-    st.lists(st.integers(0, 1), min_size=2, max_size=8),
-    st.sampled_from("ab"),
-    st.sampled_from("xy"),
+Chain: TypeAlias = tuple[tuple[int, ...], str, str]
+"""Tokens, tenant, model."""
+
+chains: st.SearchStrategy[Chain] = st.tuples(
+    st.lists(st.integers(0, 1), min_size=2, max_size=8).map(tuple), st.sampled_from("ab"), st.sampled_from("xy")
 )
+saved: Bundle[Chain] = Bundle("saved")
+known_or_new = st.one_of(saved, chains)
 
 
 def run_kvstore_machine(
@@ -42,8 +44,9 @@ def run_kvstore_machine(
     backend: str = "asyncio",
     examples: int = 25,
     steps: int = 30,
+    shrink: bool = True,
 ) -> None:
-    """Try histories until one breaks a law, which raises AssertionError with the shortest one found.
+    """Try histories until one breaks a law, which raises what it raised.
 
     The laws: what is loaded is what was saved under that ref; what was forgotten, whose life is over or that was never
     saved is not matched; while nothing was dropped, evicted or damaged, everything else is matched; the cap holds; the
@@ -56,26 +59,32 @@ def run_kvstore_machine(
         backend: Of anyio.
         examples: Histories.
         steps: Calls per history.
+        shrink: Whether to look for the shortest history that fails, which takes minutes.
     """
     numbers = count()
     with start_blocking_portal(backend) as portal:
 
-        def machine() -> RuleBasedStateMachine:
-            return _Machine(make, folder / f"history-{next(numbers)}", persistent, portal)
+        class Machine(_Machine):
+            def __init__(self) -> None:
+                super().__init__(make, folder / f"history-{next(numbers)}", persistent, portal)
 
         run_state_machine_as_test(
-            machine,
+            Machine,
             settings=settings(
                 max_examples=examples,
                 stateful_step_count=steps,
                 deadline=None,
                 database=None,
+                phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+                report_multiple_bugs=False,
                 suppress_health_check=list(HealthCheck),
             ),
         )
 
 
 class _Machine(RuleBasedStateMachine):
+    saved = saved
+
     def __init__(self, make: Callable[[Path], KVStore], folder: Path, persistent: bool, portal: BlockingPortal) -> None:
         super().__init__()
         self._make, self._folder, self._persistent, self._portal = make, folder, persistent, portal
@@ -104,11 +113,12 @@ class _Machine(RuleBasedStateMachine):
         stats = self._store.stats()
         self._lossy = self._lossy or bool(stats.dropped or stats.evicted or stats.damaged)
 
-    @rule(chain_=chains, snapshots=st.booleans())
-    def save(self, chain_: tuple[tuple[int, ...], str, str], snapshots: bool) -> None:
+    @rule(target=saved, chain_=known_or_new, snapshots=st.booleans())
+    def save(self, chain_: Chain, snapshots: bool) -> Chain:
         records = _records(chain_, "block") + (_records(chain_, "snapshot") if snapshots else [])
         self._call(self._store.save, records)
         self._saved(records)
+        return chain_
 
     def _saved(self, records: list[KVRecord]) -> None:
         now = self._clock.wall()
@@ -118,8 +128,8 @@ class _Machine(RuleBasedStateMachine):
                 self._sure_until[record.ref] = now + TTL_S
             self._dead_at[record.ref] = now + TTL_S  # at the latest: a life may slide, or not
 
-    @rule(chain_=chains, turns=st.integers(0, 6))
-    def save_cancelled(self, chain_: tuple[tuple[int, ...], str, str], turns: int) -> None:
+    @rule(chain_=known_or_new, turns=st.integers(0, 6))
+    def save_cancelled(self, chain_: Chain, turns: int) -> None:
         async def call() -> None:
             async with create_task_group() as tasks:
                 tasks.start_soon(self._store.save, records)
@@ -136,8 +146,8 @@ class _Machine(RuleBasedStateMachine):
             self._sure_until.setdefault(record.ref, 0.0)
             self._dead_at[record.ref] = self._clock.wall() + TTL_S
 
-    @rule(chain_=chains)
-    def match_and_load(self, chain_: tuple[tuple[int, ...], str, str]) -> None:
+    @rule(chain_=known_or_new)
+    def match_and_load(self, chain_: Chain) -> None:
         records, now = _records(chain_, "block"), self._clock.wall()
         match = self._call(self._store.match, [record.ref.key for record in records])
         assert list(match.refs) == [record.ref for record in records[: len(match.refs)]]
@@ -156,8 +166,8 @@ class _Machine(RuleBasedStateMachine):
         for ref in match.refs:
             self._dead_at[ref] = now + TTL_S
 
-    @rule(chain_=chains, turns=st.integers(0, 6))
-    def load_cancelled(self, chain_: tuple[tuple[int, ...], str, str], turns: int) -> None:
+    @rule(chain_=known_or_new, turns=st.integers(0, 6))
+    def load_cancelled(self, chain_: Chain, turns: int) -> None:
         async def call() -> None:
             async with create_task_group() as tasks:
                 scope = CancelScope()
@@ -183,6 +193,12 @@ class _Machine(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self._clock.advance(seconds)
 
+    @rule(chain_=known_or_new, seconds=st.sampled_from([300.0, 900.0, 1_100.0]))
+    def save_and_come_back_later(self, chain_: Chain, seconds: float) -> None:
+        self.save(chain_, False)
+        self.pass_time(seconds)
+        self.match_and_load(chain_)
+
     @rule()
     def restart(self) -> None:
         self._note_losses()
@@ -206,6 +222,6 @@ class _Machine(RuleBasedStateMachine):
         assert stats.nbytes > 0 or stats.records == 0
 
 
-def _records(chain_: tuple[tuple[int, ...], str, str], kind: Any) -> list[KVRecord]:
+def _records(chain_: Chain, kind: Any) -> list[KVRecord]:
     tokens, tenant, model = chain_
     return chain(*tokens, tenant=tenant, model=model, kind=kind, nbytes=500, retention=Retention(ttl_s=TTL_S))
