@@ -13,15 +13,20 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from deepinfra.core.events import Failed, TextDelta
 from deepinfra.core.ids import BlockId, Epoch, SeqId
 from deepinfra.core.kv import FRAME_NBYTES
+from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.core.step import SeqOpen, StepPlan, WorkItem
+from deepinfra.engine import Engine, Pool
 from deepinfra.errors import ExecutorLost, ModelError, StepFailed, UnsupportedModelError
 from deepinfra.executors.process import ProcessExecutor
 from deepinfra.executors.toy import ToyExecutor
+from deepinfra.schedulers.fcfs import Fcfs
 from deepinfra.testing.executor import ExecutorConformance
 from deepinfra.testing.host import Host
+from deepinfra.testing.tiny import TinyRecipe
 
 CHILD = Path(__file__).with_name("toy_child.py")
 PROMPT = (5, 6, 7, 8, 9, 10, 11)
@@ -52,6 +57,18 @@ def open_fds() -> dict[str, str]:
         except FileNotFoundError:
             pass
     return fds
+
+
+def children() -> list[str]:
+    """Command lines of this process's children; empty for zombies."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(stat.with_name("cmdline").read_text())
+        except OSError:
+            pass
+    return found
 
 
 def shared_mappings() -> int:
@@ -279,6 +296,37 @@ async def test_a_slot_that_somebody_still_holds_stays_readable_and_hides_no_erro
             slot[:3] = b"abc"
             raise ZeroDivisionError
     assert slot[:3] == b"abc"
+
+
+async def test_leaving_while_it_starts_ends_the_child() -> None:
+    before = open_fds()
+    with anyio.move_on_after(0.3) as scope:
+        async with process("slow-start"):
+            pass
+    assert scope.cancelled_caught
+    assert open_fds().keys() == before.keys()
+    assert not [child for child in children() if str(CHILD) in child]
+
+
+async def test_an_engine_goes_on_with_the_same_text_when_the_child_is_killed() -> None:
+    request = GenerateRequest(input=PROMPT, sampling=SamplingParams(temperature=0.0), max_tokens=60, ignore_eos=True)
+    texts, pids = [], set()
+    for kill_at in (None, 1, 7, 20):
+        executor = process()
+        async with Engine(TinyRecipe(), Pool(Fcfs(), executor), name="toy") as engine:
+            async with engine.generate(request) as stream:
+                text, seen = "", 0
+                async for event in stream:
+                    assert not isinstance(event, Failed)
+                    if isinstance(event, TextDelta):
+                        text, seen = text + event.text, seen + 1
+                        pids.add(executor.pid)
+                        if seen == kill_at:
+                            os.kill(executor.pid, signal.SIGKILL)
+            texts.append(text)
+            assert engine.stats().pools[0].executor_losses == (kill_at is not None)
+    assert len(set(texts)) == 1
+    assert len(pids) == 7
 
 
 async def test_a_child_at_work_dies_with_a_killed_parent() -> None:
