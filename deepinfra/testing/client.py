@@ -117,6 +117,8 @@ class Response:
             if self._raises:
                 raise _Gone("the client is gone")
             return
+        if (message["type"] == "http.response.start") != (self.status is None):
+            raise RuntimeError(f"{message['type']} comes out of order")  # as a server would
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
@@ -200,6 +202,7 @@ class Client:
             "client": ("client", 1),
             "state": dict(self._state),
         }
+
         async def serve() -> None:
             try:
                 await self._app(scope, response._receive, response._send)
@@ -216,7 +219,7 @@ class Client:
             try:
                 yield response
             except Exception as raised:
-                block.append(raised)
+                block.append(response._error or raised)
             finally:
                 response.disconnect()
         if error := block[0] if block else response._error:

@@ -8,6 +8,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio import from_thread
+from anyio.lowlevel import current_token
 
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.engine import Engine, Pool
@@ -47,12 +49,17 @@ class GatedExecutor(ToyExecutor):
 
     def submit(self, plan: StepPlan) -> StepHandle:
         self.steps += 1
+        self._token = current_token()
         failed: ExecutorError | None = None
         if self._fail_at is not None and self.steps >= self._fail_at:
             failed = StepFailed([item.seq for item in plan.items], "out of memory in a kernel")
             if self._loses:
                 failed = ExecutorLost("the device fell off the bus")
         return _Held(super().submit(plan), self.gate, failed)
+
+    def open_from_thread(self) -> None:
+        """Open the gate of an engine that runs in another thread."""
+        from_thread.run_sync(self.gate.set, token=self._token)
 
 
 async def until(condition: Callable[[], object]) -> None:

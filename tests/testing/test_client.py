@@ -80,6 +80,16 @@ async def test_what_the_application_raises_is_raised_here() -> None:
         await Client(app).get("/")
 
 
+@pytest.mark.parametrize("kinds", [["body"], ["start", "start"]])
+async def test_messages_out_of_order_are_refused_as_by_a_server(kinds: list[str]) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for kind in kinds:
+            await send({"type": f"http.response.{kind}", "status": 200, "headers": [], "body": b""})
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        await Client(app).get("/")
+
+
 async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError):
         async with Client(echo).request("GET", "/"):
