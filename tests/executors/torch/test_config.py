@@ -116,7 +116,7 @@ def test_tensors_must_be_exactly_those_of_the_configuration() -> None:
     config = decoder_config({**LLAMA, "tie_word_embeddings": True})
     shapes = config.shapes()
     check_headers(config, Headers({**shapes, "lm_head.weight": (100, 32), "model.rotary_emb.inv_freq": (4,)}))
-    with pytest.raises(ModelError, match="down_proj.weight is missing"):
+    with pytest.raises(ModelError, match=r"down_proj\.weight is missing"):
         check_headers(config, Headers({k: v for k, v in shapes.items() if k != "model.layers.3.mlp.down_proj.weight"}))
     with pytest.raises(ModelError, match="embed_tokens"):
         check_headers(config, Headers({**shapes, "model.embed_tokens.weight": (99, 32)}))

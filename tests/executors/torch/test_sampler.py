@@ -136,6 +136,14 @@ def test_logprobs_are_before_temperature_and_filters() -> None:
     assert [token for token, _ in drawn.probs.top] == expected.argsort(descending=True)[:5].tolist()
 
 
+def test_plain_draws_leave_the_logits_for_logprobs() -> None:
+    logits = torch.randn(2, 600, generator=torch.Generator().manual_seed(1))
+    params = SamplingParams(temperature=0.5, logprobs=0)
+    for drawn, expected in zip(sample(logits.clone(), [row(params)] * 2), logits.log_softmax(-1), strict=True):
+        assert drawn.probs is not None
+        assert math.isclose(drawn.probs.logprob, float(expected[drawn.token]), abs_tol=1e-5)
+
+
 def test_a_mask_leaves_what_it_allows() -> None:
     allowed = np.zeros(300, np.bool_)
     allowed[[17, 250]] = True
