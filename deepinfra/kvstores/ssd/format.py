@@ -33,6 +33,7 @@ __all__ = (
     "read_trailer",
     "record_id",
     "segment_name",
+    "snapshot_id",
     "unpack_fixed",
     "unpack_footer",
     "unpack_header",
@@ -104,6 +105,11 @@ class Header(NamedTuple):
 def record_id(ref: RecordRef) -> bytes:
     """What the index calls a record: the key, with a letter behind it where it is not a block."""
     return ref.key if ref.kind == "block" else ref.key + ref.kind[:1].encode()
+
+
+def snapshot_id(key: bytes) -> bytes:
+    """What the index calls the snapshot at the end of a block."""
+    return key + b"s"
 
 
 def _kind_of(id_: bytes) -> int:

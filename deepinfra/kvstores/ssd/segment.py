@@ -32,6 +32,7 @@ class Segment:
         fd: Open for writing; `None` when sealed, or not yet created.
         used: When one of its records was last wanted, in the store's own ticks.
         readers: Loads under way; the file is not removed meanwhile.
+        nbytes, created, expires: Columns by ordinal.
     """
 
     def __init__(self, traffic: str, hour: int, serial: int) -> None:
@@ -51,9 +52,9 @@ class Segment:
         self._owner = array("I")
         self._header = array("I")
         self._offset = array("Q")
-        self._nbytes = array("Q")
-        self._created = array("d")
-        self._expires = array("d")
+        self.nbytes = array("Q")
+        self.created = array("d")
+        self.expires = array("d")
 
     @property
     def group(self) -> tuple[str, int]:
@@ -83,9 +84,9 @@ class Segment:
         self._owner.append(entry.owner)
         self._header.append(entry.header_nbytes)
         self._offset.append(entry.offset)
-        self._nbytes.append(entry.nbytes)
-        self._created.append(entry.created)
-        self._expires.append(entry.expires)
+        self.nbytes.append(entry.nbytes)
+        self.created.append(entry.created)
+        self.expires.append(entry.expires)
         self.live += 1
         return len(self._ids) - 1
 
@@ -96,9 +97,9 @@ class Segment:
             self._owner[ordinal],
             self._header[ordinal],
             self._offset[ordinal],
-            self._nbytes[ordinal],
-            self._created[ordinal],
-            self._expires[ordinal],
+            self.nbytes[ordinal],
+            self.created[ordinal],
+            self.expires[ordinal],
         )
 
     def entries(self) -> Iterator[Entry]:
@@ -134,19 +135,23 @@ class Index:
     def __len__(self) -> int:
         return len(self._places)
 
-    def find(self, id_: bytes, now: float) -> tuple[Segment, Entry] | None:
-        """Where a record is, unless its life is over."""
+    def seek(self, id_: bytes, now: float) -> tuple[Segment, int] | None:
+        """Segment and ordinal of a record, unless its life is over."""
         place = self._places.get(id_)
         if place is None:
             return None
-        segment = self.segments[place >> 32]
-        entry = segment.entry(place & 0xFFFFFFFF)
-        if entry.expires <= now:
+        segment, ordinal = self.segments[place >> 32], place & 0xFFFFFFFF
+        if segment.expires[ordinal] <= now:
             self._drop(id_)
             self.departed.add(id_, "expired")
             self.expired += 1
             return None
-        return segment, entry
+        return segment, ordinal
+
+    def find(self, id_: bytes, now: float) -> tuple[Segment, Entry] | None:
+        """Segment and whole row of a record, unless its life is over."""
+        place = self.seek(id_, now)
+        return None if place is None else (place[0], place[0].entry(place[1]))
 
     def insert(self, segment: Segment, entry: Entry) -> None:
         """Append a record to a segment and make it findable."""

@@ -26,7 +26,7 @@ from deepinfra.errors import ConfigError, ResourceError
 from deepinfra.interfaces.kvstore import KVStore
 from deepinfra.kvstores.retention import Lifetimes
 from deepinfra.kvstores.ssd.disk import Disk
-from deepinfra.kvstores.ssd.format import record_id
+from deepinfra.kvstores.ssd.format import record_id, snapshot_id
 from deepinfra.kvstores.ssd.loader import Loader
 from deepinfra.kvstores.ssd.reading import read_header
 from deepinfra.kvstores.ssd.recovery import recover
@@ -38,8 +38,11 @@ __all__ = ("SsdStore",)
 BATCH_NBYTES = 8 << 20
 """Bytes per offloaded read: a few milliseconds, after which a cancelled caller is let go."""
 
-KEYS_PER_TURN = 1024
-"""Keys looked up before the loop gets a turn: about 1 ms."""
+BATCH_RECORDS = 256
+"""Records per offloaded read, so that the loop's own share of it stays under 1 ms."""
+
+KEYS_PER_TURN = 256
+"""Keys looked up before the loop gets a turn: measured 2 µs a key."""
 
 
 class SsdStore(KVStore):
@@ -137,14 +140,16 @@ class SsdStore(KVStore):
         for i, key in enumerate(keys):
             if i % KEYS_PER_TURN == 0:
                 await checkpoint()
-            place = self._index.find(key, now)
+            place = self._index.seek(key, now)
             if place is None:
                 missed = self._index.departed.why(key)
                 break
-            run.append(place[0])
-            refs.append(RecordRef(key, "block", place[1].nbytes))
-            oldest = min(oldest, place[1].created)
-            if self._index.find(record_id(RecordRef(key, "snapshot", 0)), now) is not None:
+            segment, ordinal = place
+            if not run or run[-1] is not segment:
+                run.append(segment)
+            refs.append(RecordRef(key, "block", segment.nbytes[ordinal]))
+            oldest = min(oldest, segment.created[ordinal])
+            if self._index.seek(snapshot_id(key), now) is not None:
                 snapshots.append(i)
         self._index.use(run)
         self._hits += len(refs)
@@ -161,7 +166,8 @@ class SsdStore(KVStore):
         while done < len(pairs):
             await checkpoint()
             end, nbytes = done, 0
-            while end < len(pairs) and (end == done or nbytes + pairs[end][0].nbytes <= BATCH_NBYTES):
+            most = min(len(pairs), done + BATCH_RECORDS)
+            while end < most and (end == done or nbytes + pairs[end][0].nbytes <= BATCH_NBYTES):
                 nbytes += pairs[end][0].nbytes
                 end += 1
             done += await self._loader.load(pairs[done:end])
@@ -183,7 +189,7 @@ class SsdStore(KVStore):
         for i, key in enumerate(keys):
             if i % KEYS_PER_TURN == 0:
                 await checkpoint()
-            if (place := self._index.find(key, now)) is not None:
+            if (place := self._index.seek(key, now)) is not None:
                 run.append(place[0])
         self._index.use(run)
 

@@ -23,6 +23,9 @@ FsyncPolicy: TypeAlias = Literal["none", "interval", "always"]
 BATCH_NBYTES = 8 << 20
 """Bytes per offloaded append: a few milliseconds, after which a cancelled caller is let go."""
 
+BATCH_RECORDS = 256
+"""Records per offloaded append, so that the loop's own share of it stays short."""
+
 OPEN_SEGMENTS = 8
 """Segments open for appending at most; one per class and expiry hour, more only with unusual lifetimes."""
 
@@ -121,11 +124,11 @@ class Writer:
         batch: dict[bytes, Life] = {}
         held: list[Segment] = []
         nbytes = taken = 0
-        for life in lives:
+        for life in lives[:BATCH_RECORDS]:
             if life.group != group or nbytes >= BATCH_NBYTES:
                 break
             id_ = record_id(life.record.ref)
-            if (place := self._index.find(id_, now)) is not None:
+            if (place := self._index.seek(id_, now)) is not None:
                 held.append(place[0])
             elif not writable(life.record):
                 self.dropped += 1
@@ -194,7 +197,7 @@ class Writer:
         One without a parent to be reached through leaves the segment as old as it is.
         """
         record = life.record
-        parent = self._index.find(record.ref.key if record.ref.kind == "snapshot" else record.parent, life.created)
+        parent = self._index.seek(record.ref.key if record.ref.kind == "snapshot" else record.parent, life.created)
         if parent is not None:
             segment.used = max(segment.used, parent[0].used)
         elif record.parent == record.namespace or record.ref.kind == "tail":
