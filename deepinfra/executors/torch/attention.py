@@ -33,8 +33,6 @@ def attend(queries: Tensor, kv: PagedKV, layer: int, batch: Batch, window: int) 
     out = torch.empty_like(queries)
     for group in batch.groups:
         seqs, count = group.seqs, group.queries
-        keys, values = kv.read(layer, group.pages)
-        keys, values = keys.view(kv_heads * seqs, -1, dim), values.view(kv_heads * seqs, -1, dim)
         own = slice(group.at, group.at + seqs * count)
         shape = (seqs, count, kv_heads, folded, dim)
         q = queries[own].view(shape).permute(2, 0, 3, 1, 4)  # [kv_heads, seqs, folded, count, dim]
@@ -42,11 +40,12 @@ def attend(queries: Tensor, kv: PagedKV, layer: int, batch: Batch, window: int) 
         for tile in group.tiles[window]:
             width = tile.last - tile.first
             matrix = q[:, :, :, tile.first : tile.last].reshape(kv_heads * seqs, folded * width, dim)
-            scores = torch.bmm(matrix, keys[:, tile.low : tile.high].transpose(1, 2))
+            keys, values = kv.read(layer, tile.pages)
+            scores = torch.bmm(matrix, keys.view(kv_heads * seqs, -1, dim).transpose(1, 2))
             if tile.mask is not None:
-                scores.view(kv_heads, seqs, folded, width, -1)[..., tile.masked - tile.low :].add_(tile.mask)
+                scores.view(kv_heads, seqs, folded, width, -1)[..., -tile.mask.shape[-1] :].add_(tile.mask)
             weights = torch.softmax(scores, -1, dtype=torch.float32).to(queries.dtype)
-            mixed = torch.bmm(weights, values[:, tile.low : tile.high])
+            mixed = torch.bmm(weights, values.view(kv_heads * seqs, -1, dim))
             mixed = mixed.view(kv_heads, seqs, folded, width, dim)
             result[:, tile.first : tile.last] = mixed.permute(1, 3, 0, 2, 4)
     return out.view(rows, heads * dim)

@@ -32,29 +32,24 @@ class Rows(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Queries `first .. last` of every sequence of a group against positions `low .. high`.
+    """Queries `first .. last` of every sequence of a group against the positions they can see, in whole blocks.
 
-    `mask` `[seqs, 1, queries, high - masked]` is added to the scores from position `masked` on.
+    `pages` are the blocks' rows in `PagedKV`; `mask` `[seqs, 1, queries, positions]` is added to the scores of the last
+    positions. Blocks are read anew for each tile, because a product of batched matrices copies any slice of them.
     """
 
     first: int
     last: int
-    low: int
-    high: int
-    masked: int
+    pages: Tensor
     mask: Tensor | None
 
 
 class Group(NamedTuple):
-    """Sequences with equally many rows, which lie together in the batch from row `at`.
-
-    `pages` are their blocks' rows in `PagedKV`, padded to the longest; `tiles` is by window.
-    """
+    """Sequences with equally many rows, which lie together in the batch from row `at`; `tiles` is by window."""
 
     at: int
     seqs: int
     queries: int
-    pages: Tensor
     tiles: dict[int, tuple[Tile, ...]]
 
 
@@ -145,32 +140,31 @@ def _group(items: Sequence[Rows], at: int, kv: PagedKV, windows: Sequence[int], 
         own = -(-(item.start + queries) // size)
         row[:own] = item.table[:own]
         row[own:] = item.table[0]
-    return Group(
-        at=at,
-        seqs=len(items),
-        queries=queries,
-        pages=kv.rows(torch.from_numpy(blocks.ravel())),
-        tiles={window: _tiles(starts, queries, window, dtype) for window in windows},
-    )
+    tiles = {window: _tiles(starts, queries, window, blocks, kv, dtype) for window in windows}
+    return Group(at, len(items), queries, tiles)
 
 
-def _tiles(starts: NDArray[np.int64], queries: int, window: int, dtype: torch.dtype) -> tuple[Tile, ...]:
-    least, most = int(starts.min()), int(starts.max())
+def _tiles(
+    starts: NDArray[np.int64], queries: int, window: int, blocks: NDArray[np.int64], kv: PagedKV, dtype: torch.dtype
+) -> tuple[Tile, ...]:
+    size, least, most = kv.block_size, int(starts.min()), int(starts.max())
     tiles = []
     for first in range(0, queries, _TILE):
         last = min(queries, first + _TILE)
-        high = most + last
-        low = max(0, least + first - window + 1) if window else 0
-        rows = starts[:, None] + np.arange(first, last)
+        low_block = max(0, least + first - window + 1) // size if window else 0
+        high_block = -(-(most + last) // size)
+        low, high = low_block * size, high_block * size
         # Left of `masked` every row sees everything: no window begins there and no row's future is there.
-        masked = low if window and most + last - 1 - low >= window else min(least + first + 1, high)
+        masked = low if window and most + last - low > window else least + first + 1
         mask = None
         if masked < high:
+            rows = (starts[:, None] + np.arange(first, last))[..., None]
             columns = np.arange(masked, high)
-            hidden = columns[None, None] > rows[..., None]
+            hidden = columns > rows
             if window:
-                hidden |= columns[None, None] <= rows[..., None] - window
+                hidden |= columns <= rows - window
             zeros = torch.zeros((len(starts), 1, last - first, high - masked), dtype=dtype)
             mask = zeros.masked_fill_(torch.from_numpy(hidden).unsqueeze(1), float("-inf"))
-        tiles.append(Tile(first, last, low, high, masked, mask))
+        pages = kv.rows(torch.from_numpy(blocks[:, low_block:high_block].ravel()))
+        tiles.append(Tile(first, last, pages, mask))
     return tuple(tiles)

@@ -10,7 +10,7 @@ from deepinfra.core.kv import FRAME_NBYTES
 from deepinfra.errors import ResourceError
 from deepinfra.executors.torch.config import DecoderConfig
 
-__all__ = ("MemoryPlan", "available_nbytes", "plan_memory")
+__all__ = ("MemoryPlan", "available_nbytes", "check_fits", "plan_memory")
 
 _KV_CAP = 4 * 2**30
 """Bytes of KV that `auto` never exceeds: a laptop's owner wants the rest of the memory for other programs."""
