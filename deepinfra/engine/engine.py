@@ -100,7 +100,7 @@ class Engine(AsyncContextManagerMixin):
         self._first = [pool] if pool is not None else list(prefill)
         self._last = [] if pool is not None else list(decode)
         self._route = route
-        self.name = name or self._first[0].executor.identity.model
+        self._name = name
         self._clock: Clock = clock or SystemClock()
         self._offload: Offload = offload or ThreadOffload()
         self._client_timeout_s = client_timeout_s
@@ -110,6 +110,11 @@ class Engine(AsyncContextManagerMixin):
         self._draining = False
         self._active = 0
         self._quiet = Signal()
+
+    @property
+    def name(self) -> str:
+        """The name under which it is served."""
+        return self._name or self._first[0].executor.identity.model
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -146,6 +151,8 @@ class Engine(AsyncContextManagerMixin):
         version = self.recipe.version
         for pool in self.pools:
             pool.give(self._clock, self._offload, version)
+            # The first look at an executor's identity may read all weights to fingerprint them.
+            await self._offload(getattr, pool.executor, "identity")
         with collapsed():
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self.recipe)
@@ -246,7 +253,7 @@ class Engine(AsyncContextManagerMixin):
             raise RequestError("the prompt is empty", "prompt")
         if length >= limit or (request.max_tokens is not None and length + request.max_tokens > limit):
             raise ContextLengthError(length, request.max_tokens, limit)
-        seed = secrets.randbits(63) if request.seed is None else request.seed
+        seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
         mailbox = Mailbox()
         stream = Stream(prompt, seed, request.n, mailbox)
         settings = AnswerSettings(self.recipe, self._clock, self._meters, self._client_timeout_s)

@@ -209,6 +209,9 @@ async def run_scenario(scenario: Scenario, coverage: Coverage | None = None, pat
                 else replace(ask, leave_after=0)
                 for ask, answer in zip(asks, answers, strict=True)
             )
+        allowed = sum(pool.executor.hit for pool in engine.pools if isinstance(pool.executor, FlakyExecutor))
+        if (failed := engine.stats().requests.get("step-failed", 0)) > allowed:
+            wrong.append(f"{failed} answers failed, but only {allowed} sequences were hit by faults")
         if coverage is not None:
             _cover(engine, store, coverage)
     return wrong

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
-from deepinfra.core.ids import BlockId
+from deepinfra.core.ids import BlockId, SeqId
 from deepinfra.core.kv import KVLayout
 from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, SeqFailure, StepPlan, StepResult
@@ -17,6 +17,8 @@ from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
 from deepinfra.interfaces.given import Clock, Offload
 
 __all__ = ("FlakyExecutor",)
+
+_NOBODY = SeqId(-1)
 
 
 class _Handle(StepHandle):
@@ -68,8 +70,7 @@ class _Memory(KVMemory):
 class FlakyExecutor(Executor):
     """An executor that loses steps, single rows and itself.
 
-    A failed step is one that was never run (`fail`): closing and opening sequences in it took place, its rows did not.
-    A failed row (`row`) ran, but its output is lost. A lost executor (`lose`) ran the step and says nothing.
+    A failed step (`fail`) told the executor all that its plan says, but none of its rows are kept. A failed row (`row`) ran, but its output is lost. A lost executor (`lose`) ran the step and says nothing.
 
     Args:
         inner: The executor to be broken.
@@ -77,6 +78,10 @@ class FlakyExecutor(Executor):
         rate: Probability of a fault per step.
         kinds: Which faults: `fail`, `row`, `lose`.
         most: Faults altogether, so that a run ends.
+
+    Attributes:
+        injected: How often each fault struck.
+        hit: Sequences named in failed steps and rows; so many answers may fail, and no more.
     """
 
     def __init__(
@@ -91,7 +96,7 @@ class FlakyExecutor(Executor):
         self.inner, self._rng, self._rate, self._kinds, self._most = inner, rng, rate, tuple(kinds), most
         self.injected: Counter[str] = Counter()
         self.lost = False
-        self.hit: set[int] = set()
+        self.hit = 0
 
     @property
     def provides(self) -> frozenset[str]:
@@ -138,13 +143,14 @@ class FlakyExecutor(Executor):
         if fault == "fail" and seqs:
             self.injected[fault] += 1
             named = self._rng.sample(seqs, self._rng.randint(1, len(seqs)))
-            self.hit.update(named)
-            # The step's bookkeeping happens, its rows do not: sequences not named are as before it.
-            self.inner.submit(plan._replace(items=(), fills=()))
+            self.hit += len(named)
+            # A row of no sequence makes the inner step fail as a whole: what the plan told stands, no row is kept.
+            stray = plan.items[0]._replace(seq=_NOBODY, blocks=())
+            self.inner.submit(plan._replace(items=(*plan.items, stray)))
             return _Failed(named)
         if fault == "row" and seqs:
             self.injected[fault] += 1
-            self.hit.add(seqs[-1])
+            self.hit += 1
         if fault == "lose":
             self.injected[fault] += 1
             self.lost = True
