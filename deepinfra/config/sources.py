@@ -22,7 +22,7 @@ from deepinfra.config.settings import ServerSettings
 from deepinfra.errors import ConfigError
 from deepinfra.registry import RESERVED_KEYS
 
-__all__ = ("ENV_PREFIX", "Provenance", "Tree", "read_settings", "refusal")
+__all__ = ("ENV_PREFIX", "Key", "Provenance", "Tree", "read_settings", "refusal")
 
 ENV_PREFIX = "DEEPINFRA_"
 

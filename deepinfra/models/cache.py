@@ -17,6 +17,8 @@ from deepinfra.errors import ModelDownloadError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = ("default_cache_dir", "locked", "publish", "unwritable", "workspace")
+
 
 def default_cache_dir() -> Path:
     """Returns the folder for downloaded models, `~/.cache/deepinfra/models` unless `XDG_CACHE_HOME` says otherwise."""

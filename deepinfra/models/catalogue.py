@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+__all__ = ("CATALOGUE", "CatalogueEntry")
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from deepinfra.models.records import JsonValue, Progress
 
+__all__ = ("file_sha256", "fingerprint_of")
+
 _CHUNK = 4 * 2**20
 _TICK_NS = 20_000_000  # kernels stamp files with a clock of up to 10 ms a tick
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+__all__ = ("FolderModel", "read_json", "refuse_remote_code")
+
 # The largest real ones: a config.json of 0.2 MB, a tokenizer.json of 35 MB, a chat template of 60 kB.
 _MAX_CONFIG_BYTES = 16 * 2**20
 _MAX_TOKENIZER_BYTES = 256 * 2**20

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+__all__ = ("GGML_TYPES", "GgmlType", "decode")
+
 
 class GgmlType(NamedTuple):
     """A storage format: `block` elements of a row take `nbytes` bytes."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from deepinfra.models.gguf_file import GgufFile, MetaValue
     from deepinfra.models.records import JsonValue
 
+__all__ = ("check_architecture", "config_from_gguf")
+
 ARCHITECTURES: Final[Mapping[str, tuple[str, str]]] = {
     # architecture: (model_type, class). llama.cpp writes Mistral as "llama".
     "llama": ("llama", "LlamaForCausalLM"),

@@ -20,6 +20,8 @@ from deepinfra.models.ggml_types import GGML_TYPES, GgmlType
 if TYPE_CHECKING:
     from pathlib import Path
 
+__all__ = ("GgufFile", "GgufTensor", "MetaValue", "map_file", "open_gguf")
+
 MetaValue: TypeAlias = "str | int | float | bool | list[MetaValue]"
 
 # Far above any real file (a few hundred keys, 1 000 tensors of a large dense model, vocabularies of 260k), far below

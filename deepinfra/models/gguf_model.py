@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
+__all__ = ("GgufModel",)
+
 
 class GgufModel(Model):
     """A model whose weights, config and tokenizer are in one GGUF file.

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from deepinfra.models.gguf_file import GgufFile, MetaValue
     from deepinfra.models.records import JsonValue
 
+__all__ = ("FREQS_TENSOR", "rope_scaling")
+
 FREQS_TENSOR = "rope_freqs.weight"
 
 # (low_freq_factor, high_freq_factor, original_max_position_embeddings) of every released Llama 3.1, 3.2 and 3.3; the

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from deepinfra.models.gguf_file import GgufFile, GgufTensor
     from deepinfra.models.records import JsonValue
 
+__all__ = ("GgufTensors",)
+
 _TOP: Final[Mapping[str, str]] = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",

@@ -14,6 +14,8 @@ from deepinfra.models.spm import merges_from_scores
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+__all__ = ("build_tokenizer",)
+
 _SPACE: Final = "▁"
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from deepinfra.models.gguf_file import MetaValue
 
+__all__ = ("GgufVocab", "TokenType")
+
 _T = TypeVar("_T", str, int, float)
 
 

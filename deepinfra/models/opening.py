@@ -15,6 +15,8 @@ from deepinfra.models.wheel import pull_wheel
 if TYPE_CHECKING:
     from deepinfra.models.records import Model, Progress
 
+__all__ = ("open_model", "pull")
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?:/[\w.-]+\.gguf)?")
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
+__all__ = ("JsonValue", "Model", "Progress", "SpecialTokens", "TensorInfo", "TensorSource")
+
 JsonValue: TypeAlias = "str | int | float | bool | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
 

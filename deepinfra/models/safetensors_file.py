@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+__all__ = ("INDEX", "SafeTensors", "find_shards", "indexed_shards")
+
 # The package's own limit on a header; and one on an index (DeepSeek-V3's, with 91 000 tensors, has 9 MB).
 MAX_HEADER_BYTES: Final = 100_000_000
 MAX_INDEX_BYTES: Final = 100_000_000

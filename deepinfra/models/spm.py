@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+__all__ = ("merges_from_scores",)
+
 
 def merges_from_scores(pieces: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Lists the merges of a sentencepiece BPE vocabulary, first merge first.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from deepinfra.models.catalogue import CatalogueEntry
     from deepinfra.models.records import Progress
 
+__all__ = ("pull_wheel",)
+
 _CHUNK = 2**20
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
