@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve test test-slow check format clean
+.PHONY: serve test test-slow check format docs clean
 
 serve: .venv/.serve
 	$(BIN)/deepinfra pull $(MODEL)
@@ -29,6 +29,10 @@ check: .venv/.dev
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The pages of the reference that are written from the code.
+docs: .venv/.dev
+	$(BIN)/python docs/reference/generate.py
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -11,14 +11,13 @@ from deepinfra.recipes import ChatTemplate
 
 
 class NewestFirst(Scheduler):
-    def __init__(self) -> None:
-        self.waiting: list[SeqId] = []
+    waiting: tuple[SeqId, ...] = ()
 
     def add(self, job: Job) -> None:
-        self.waiting.append(job.seq)
+        self.waiting += (job.seq,)
 
     def finish(self, seq: SeqId) -> None:
-        self.waiting = [waiting for waiting in self.waiting if waiting != seq]
+        self.waiting = tuple(each for each in self.waiting if each != seq)
 
     def plan(self, view: StepView) -> Choice:
         run = [(row.seq, row.todo) for row in view.running] + [(seq, 256) for seq in reversed(self.waiting)]
@@ -26,7 +25,7 @@ class NewestFirst(Scheduler):
 
     def commit(self, report: StepReport) -> None:
         opened = {row.seq for row in report.rows if row.opened}
-        self.waiting = [seq for seq in self.waiting if seq not in opened] + list(report.preempted)
+        self.waiting = tuple(seq for seq in self.waiting if seq not in opened) + report.preempted
 
 
 async def main() -> None:

@@ -1,0 +1,500 @@
+"""Writes the pages of this folder from the code: `python docs/reference/generate.py`; tests/docs checks they are fresh.
+
+A page is a heading, a paragraph written here, and tables read from the code. What cannot be read from the code (what a
+request field means) is in MEANINGS, and a field that is missing there is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import json
+import textwrap
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+import typer
+from pydantic import BaseModel, TypeAdapter
+from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic.fields import FieldInfo
+
+import deepinfra.interfaces
+from deepinfra import Engine, Pool, asgi, errors, hookspecs
+from deepinfra.api import metrics
+from deepinfra.api.chat.messages import AssistantMessage, PlainMessage, ToolMessage
+from deepinfra.api.chat.request import ChatRequest
+from deepinfra.api.completions.request import DEFAULT_MAX_TOKENS, CompletionRequest
+from deepinfra.api.errors import STATUS
+from deepinfra.cli import app
+from deepinfra.config.settings import PartChoice, ServerSettings
+from deepinfra.config.sources import ENV_PREFIX
+from deepinfra.executors.toy import ToyExecutor
+from deepinfra.interfaces import Executor, ExpertPlacer, KVStore, Recipe, Scheduler, Speculator
+from deepinfra.registry import KINDS, load_plugins
+from deepinfra.schedulers import Fcfs
+from deepinfra.testing import TinyRecipe
+
+__all__ = ("PAGES", "main")
+
+HERE = Path(__file__).parent
+
+INTERFACES = {
+    "recipe": Recipe,
+    "scheduler": Scheduler,
+    "kvstore": KVStore,
+    "executor": Executor,
+    "speculator": Speculator,
+    "placer": ExpertPlacer,
+}
+
+MEANINGS = {
+    "model": "The name that `/v1/models` lists.",
+    "messages": "The conversation; see [messages](#messages).",
+    "prompt": "Text, token ids, or an array of several of either; text is continued as it stands, without a template.",
+    "n": "Independent answers per prompt.",
+    "best_of": "Only equal to `n`.",
+    "seed": "The same seed, prompt and weights give the same tokens.",
+    "stop": "Strings that end an answer; not returned.",
+    "stream": "Server-sent events instead of one object.",
+    "stream_options": "`include_usage` adds a last chunk with usage; `include_obfuscation` may only be false.",
+    "max_tokens": "Most tokens of an answer.",
+    "max_completion_tokens": "The same, by its newer name.",
+    "temperature": "0 always takes the likeliest token.",
+    "top_p": "Keep the smallest set of tokens whose probability reaches it.",
+    "top_k": "Keep the k likeliest; 0 or -1 keeps all.",
+    "min_p": "Drop tokens below this share of the likeliest one's probability.",
+    "presence_penalty": "Subtracted once from logits of tokens already in the output.",
+    "frequency_penalty": "Subtracted once per occurrence in the output.",
+    "repetition_penalty": "Divides or multiplies logits of every token of prompt and output.",
+    "logit_bias": "Token ids to what is added to their logits.",
+    "logprobs": "Return the logarithm of each chosen token's probability.",
+    "top_logprobs": "And that of so many alternatives.",
+    "ignore_eos": "Go on past the model's own end; for benchmarks.",
+    "tools": "Functions that the model may call; the model's own template must know tools.",
+    "tool_choice": "Whether it must, may or must not call one.",
+    "parallel_tool_calls": "Whether it may call several at once.",
+    "response_format": "`text`; anything else is refused by the engine today.",
+    "reasoning_effort": "Told to the template; refused by a model that has none.",
+    "thinking": "The same as DeepSeek spells it.",
+    "prompt_cache_retention": "`24h` keeps the prompt's KV a day, `in_memory` keeps it out of stores.",
+}
+
+OTHER_CODES = {
+    "not-found": "No such path.",
+    "method-not-allowed": "The path is there, the method is not.",
+    "cancelled": "The server stopped before the answer was complete.",
+    "internal-error": "A mistake of the server's; its log has the details.",
+}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table; `|` inside cells is escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def code(text: object) -> str:
+    """Monospaced, or nothing for nothing."""
+    return f"`{text}`" if str(text) else ""
+
+
+def meaning(error: type[errors.DeepinfraError]) -> str:
+    """The first sentence of an error's docstring."""
+    text = " ".join((inspect.getdoc(error) or "").partition("\n\n")[0].split())
+    text = text.removeprefix("Raised when ")
+    return text[:1].upper() + text[1:]
+
+
+def about(part: type) -> str:
+    """What a kind of part is, from the first line of its module."""
+    text = (inspect.getmodule(part).__doc__ or "").partition("\n")[0].partition(": ")[2]
+    return text[:1].upper() + text[1:]
+
+
+def words(schema: Mapping[str, typing.Any]) -> str:
+    """A JSON Schema in a few words."""
+    if "anyOf" in schema or "oneOf" in schema:
+        return " or ".join(dict.fromkeys(words(each) for each in schema.get("anyOf", schema.get("oneOf", ()))))
+    if "enum" in schema:
+        return ", ".join(code(value) for value in schema["enum"])
+    if "const" in schema:
+        return code(str(schema["const"]).lower())
+    if "$ref" in schema:
+        return "object"
+    kind = str(schema.get("type", "anything"))
+    if kind == "array" and "items" in schema:
+        inner = words(schema["items"])
+        kind = f"array of {inner}" if inner != "anything" else kind
+    bounds = [
+        f"{sign} {bound(schema[name])}"
+        for name, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+        if name in schema
+    ]
+    bounds += [f"at most {schema[name]}" for name in ("maxItems", "maxProperties") if name in schema]
+    return kind + (f", {', '.join(bounds)}" if bounds else "")
+
+
+def bound(number: float) -> str:
+    """A limit; powers of two as such."""
+    size = abs(number)
+    if size >= 2**31 and size == int(size) and int(size) & (int(size) - 1) == 0:
+        return f"{'-' if number < 0 else ''}2^{int(size).bit_length() - 1}"
+    return f"{number:g}"
+
+
+def accepts(info: FieldInfo) -> str:
+    """What a field takes."""
+    annotated: typing.Any = info.annotation
+    if info.metadata:
+        annotated = typing.Annotated[(annotated, *info.metadata)]
+    try:
+        return words(TypeAdapter(annotated).json_schema()).removesuffix(" or null")
+    except PydanticInvalidForJsonSchema:
+        return "see the right"
+
+
+def default(info: FieldInfo) -> str:
+    """A field's default as it would be written in the file."""
+    if info.is_required():
+        return "required"
+    value = info.default
+    if isinstance(value, bool):
+        return code(str(value).lower())
+    if isinstance(value, tuple):
+        return code(list(value))
+    if isinstance(value, str):
+        return code(f'"{value}"')
+    return "none" if value is None else code(value)
+
+
+# -- pages ----------------------------------------------------------------------------------------
+
+
+def settings() -> str:
+    """Settings."""
+
+    def rows(model: type[BaseModel], at: tuple[str, ...]) -> Iterator[Sequence[object]]:
+        for name, info in model.model_fields.items():
+            key = (*at, name)
+            inner = info.annotation
+            if isinstance(inner, type) and issubclass(inner, PartChoice):
+                for sub, subinfo in inner.model_fields.items():
+                    chosen = code(f'"{info.default.use}"') if sub == "use" else default(subinfo)
+                    about = f"{info.description}: the part's name" if sub == "use" else subinfo.description
+                    yield code(".".join((*key, sub))), chosen, about, code(environment((*key, sub)))
+            elif isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from rows(inner, key)
+            elif key[0] in ("prefill", "decode"):
+                yield code(f"[[{name}]]"), "none", info.description, ""
+            else:
+                yield code(".".join(key)), default(info), info.description, code(environment(key))
+
+    def environment(key: tuple[str, ...]) -> str:
+        return ENV_PREFIX + "__".join(key).upper()
+
+    return f"""# Settings
+
+Keys of `deepinfra.toml`. The environment is stronger than the file, the command line stronger than both; an unknown
+key is refused. Beside `use`, a part's table holds the part's own keys: see [parts](parts.md). `[[prefill]]` and
+`[[decode]]` are tables like `[pool]`, one for each pool; their store is `none` unless named.
+
+{table(("key", "default", "meaning", "environment"), list(rows(ServerSettings, ())))}
+
+`deepinfra explain` prints all of them as they are in effect, and where each came from.
+"""
+
+
+def parts() -> str:
+    """Parts."""
+    registry = load_plugins()
+    sections = []
+    for kind in KINDS:
+        interface = INTERFACES[kind]
+        sections.append(f"## {kind}\n\n{about(interface)} [Interface](interfaces.md#{interface.__name__.lower()}).")
+        for name, entry in sorted(registry.of_kind(kind).items()):
+            if entry.origin.distribution != "deepinfra-serve":
+                continue
+            fields = [
+                (code(key), accepts(info), default(info), info.description)
+                for key, info in entry.options.model_fields.items()
+            ]
+            keys = table(("key", "takes", "default", "meaning"), fields) if fields else "No keys."
+            sections.append(f"### {kind} `{name}`\n\n{keys}")
+    body = "\n\n".join(sections)
+    return f"""# Built-in parts
+
+What `use = "…"` can name without a plug-in, and the keys that may stand beside it. `"none"` means without this part.
+A key `model` is filled in with the server's model, and a store's `path` with the server's KV folder.
+
+{body}
+"""
+
+
+def cli() -> str:
+    """Commands."""
+    command = typer.main.get_command(app)
+
+    def walk(node: typing.Any, path: str) -> Iterator[str]:
+        if children := getattr(node, "commands", None):
+            for name, child in children.items():
+                yield from walk(child, f"{path} {name}")
+            return
+        yield f"## `{path}`\n\n{inspect.cleandoc(node.help)}\n\n{options(node)}"
+
+    def options(node: typing.Any) -> str:
+        rows = []
+        for option in node.params:
+            name = ", ".join(option.opts) if option.opts[0].startswith("-") else option.metavar or option.name.upper()
+            value = "" if getattr(option, "is_flag", False) or not option.opts[0].startswith("-") else option.metavar
+            given = option.default
+            rows.append(
+                (
+                    code(f"{name} {value}" if value else name),
+                    "required" if option.required else "" if given in (None, False) else code(given),
+                    option.help,
+                )
+            )
+        return table(("option", "default", "meaning"), rows) if rows else "No options."
+
+    body = "\n\n".join(walk(command, "deepinfra"))
+    return f"""# Commands
+
+Exit status: 0, or 1 with one sentence for what went wrong, or 2 for wrong usage. Before the command:
+
+{options(command)}
+
+{body}
+"""
+
+
+def http_api() -> str:
+    """HTTP API."""
+    application = asgi(_engine())
+    paths = [
+        (code(route.path), ", ".join(sorted(route.methods - {"HEAD"})))  # type: ignore[attr-defined]
+        for route in application.routes
+    ]
+    sections = []
+    for path, model in (("/v1/chat/completions", ChatRequest), ("/v1/completions", CompletionRequest)):
+        honoured = [(code(name), accepts(info), MEANINGS[name]) for name, info in model.model_fields.items()]
+        refused = [
+            (code(name), " or ".join(code(json.dumps(value)) for value in neutral) or "nothing (`null` only)")
+            for name, neutral in model.NEUTRAL.items()
+        ]
+        sections.append(
+            f"""## `POST {path}`
+
+### Honoured by {path}
+
+{table(("field", "takes", "meaning"), honoured)}
+
+### Accepted and ignored by {path}
+
+They have no effect on the answer: bookkeeping of the caller, or hints for speed.
+{", ".join(code(name) for name in sorted(model.IGNORED))}.
+
+### Refused by {path}
+
+Every unknown field, and these unless they say what happens anyway:
+
+{table(("field", "may be"), refused)}"""
+        )
+    body = "\n\n".join(sections)
+    return f"""# HTTP API
+
+OpenAI's protocols. A field that has an effect is honoured or refused with a 400 that names it; see
+[errors](errors.md). Bodies have at most `api.max_body_nbytes` bytes and 64 levels.
+
+{table(("path", "method"), paths)}
+
+`/health` answers 503 only if an engine cannot recover, `/ready` whenever requests should go elsewhere.
+
+{body}
+
+## Messages
+
+{_messages()}
+
+A part is `{{"type": "text", "text": "…"}}`; images, audio and files are refused.
+
+## Differences from OpenAI
+
+- `/v1/completions` generates {DEFAULT_MAX_TOKENS} tokens unless told otherwise, `/v1/chat/completions` as many as fit.
+- Answers carry one more object, `deepinfra`: `seed`, which reproduces the answer, and `cached_tokens` by tier.
+- `usage` also has `prompt_cache_hit_tokens` and `prompt_cache_miss_tokens`, as DeepSeek's does.
+- There are no API keys yet; a header `authorization` is not looked at.
+"""
+
+
+def _messages() -> str:
+    rows = []
+    for model in (PlainMessage, AssistantMessage, ToolMessage):
+        roles = ", ".join(code(role) for role in typing.get_args(model.model_fields["role"].annotation))
+        for name, info in model.model_fields.items():
+            if name != "role":
+                takes = "string, or array of parts" if name == "content" else accepts(info)
+                rows.append((roles, code(name), takes.replace("null", "`null` only")))
+    return table(("role", "field", "takes"), rows)
+
+
+def error_codes() -> str:
+    """Errors."""
+
+    def below(root: type[errors.DeepinfraError]) -> Iterator[type[errors.DeepinfraError]]:
+        for each in root.__subclasses__():
+            if each.__module__ == errors.__name__:
+                yield each
+                yield from below(each)
+
+    def on_the_wire(word: str, at_start: bool = False) -> tuple[str, str]:
+        if at_start:
+            return "", ""
+        status, _, wire = STATUS.get(word, (500, "server_error", word))
+        return str(status), code(wire)
+
+    at_start = (errors.ConfigError, errors.ModelError, errors.ResourceError)
+    rows = [
+        (code(each.code), code(each.__name__), *on_the_wire(each.code, issubclass(each, at_start)), meaning(each))
+        for each in below(errors.DeepinfraError)
+    ]
+    rows += [(code(word), "", *on_the_wire(word), text) for word, text in OTHER_CODES.items()]
+    return f"""# Errors
+
+Every error has a code. In Python it is `error.code` of an exception from `deepinfra.errors`; on the wire it is
+`error.code` of OpenAI's error object, in OpenAI's word where there is one. An answer that fails after its stream has
+begun ends with an error event of the same shape. `overloaded` carries a header `retry-after`. Errors without a status
+are met at the start, before anything is served, or by who uses the package from Python.
+
+{table(("code", "exception", "status", "code on the wire", "meaning"), rows)}
+"""
+
+
+def metric_names() -> str:
+    """Metrics."""
+    rows = []
+    for family in anyio.run(_families):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = ", ".join(code(label) for label in family._labelnames)
+        rows.append((code(name), family.type, labels, family.documentation))
+    return f"""# Metrics
+
+`GET /metrics` in the words of Prometheus, read from the engine when somebody scrapes. A histogram has `_bucket`,
+`_sum` and `_count`.
+
+{table(("name", "type", "labels", "meaning"), rows)}
+"""
+
+
+def interface_pages() -> str:
+    """Interfaces."""
+    sections = [
+        _class_section(getattr(deepinfra.interfaces, name))
+        for name in ("Component", *(part.__name__ for part in INTERFACES.values()))
+    ]
+    sections += [
+        _class_section(getattr(deepinfra.interfaces, name))
+        for name in ("Tokenizer", "OutputParser", "StepHandle", "KVMemory", "Clock", "Offload")
+    ]
+    hooks = [
+        f"### `{_signature(getattr(hookspecs, name))}`\n\n{_text(inspect.getdoc(getattr(hookspecs, name)))}"
+        for name in ("deepinfra_register", "deepinfra_routes", "deepinfra_observers")
+    ]
+    body, hook_body = "\n\n".join(sections), "\n\n".join(hooks)
+    return f"""# Interfaces
+
+The six parts derive from `Component`; a plug-in implements one of them and imports only `deepinfra.core`,
+`deepinfra.interfaces`, `deepinfra.errors`, `deepinfra.registry` and `deepinfra.testing`. Methods marked *abstract* have
+to be written, the others have a default. What is passed is defined in `deepinfra.core`.
+
+{body}
+
+## Hooks
+
+{_text(inspect.getdoc(hookspecs))}
+
+{hook_body}
+"""
+
+
+def _class_section(kind: type) -> str:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    sections = [f"## {kind.__name__}\n\n{_text(inspect.getdoc(kind))}"]
+    for node, after in itertools.zip_longest(tree.body, tree.body[1:]):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.name.startswith("_") and node.name != "__call__":
+                continue
+            marks = {ast.unparse(mark) for mark in node.decorator_list}
+            abstract = " *abstract*" if "abstractmethod" in marks else ""
+            head = f"@property {_head(node)}" if "property" in marks else _head(node)
+            title = f"### {kind.__name__}.{node.name}{abstract}"
+            sections.append(f"{title}\n\n`{head}`\n\n{_text(ast.get_docstring(node))}")
+        elif isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr):
+            assert isinstance(after.value, ast.Constant)
+            title = f"### {kind.__name__}.{ast.unparse(node.target)}"
+            sections.append(f"{title}\n\n`{ast.unparse(node)}`\n\n{inspect.cleandoc(str(after.value.value))}")
+    return "\n\n".join(sections)
+
+
+def _text(docstring: str | None) -> str:
+    """A Google docstring as Markdown: sections become lists."""
+    lines: list[str] = []
+    section = False
+    for line in (docstring or "").splitlines():
+        if line in ("Args:", "Attributes:", "Raises:", "Returns:"):
+            section = line != "Returns:"
+            lines += [f"**{line[:-1]}**", ""]
+        elif section and line.startswith("    ") and not line.startswith("     "):
+            name, _, rest = line.strip().partition(":")
+            lines.append(f"- `{name}`:{rest}")
+        elif line.startswith("    "):
+            lines.append(f"  {line.strip()}" if section else line.strip())
+        else:
+            section = section and not line
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _head(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"{word} {node.name}({ast.unparse(node.args)}){returns}"
+
+
+def _signature(function: Callable[..., object]) -> str:
+    node = ast.parse(inspect.getsource(function)).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    return _head(node).removeprefix("def ")
+
+
+async def _families() -> list[typing.Any]:
+    async with _engine() as engine:
+        return list(metrics.registry({"m": engine}).collect())
+
+
+def _engine() -> Engine:
+    return Engine(TinyRecipe(), Pool(Fcfs(), ToyExecutor()))
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "settings.md": settings,
+    "parts.md": parts,
+    "cli.md": cli,
+    "http-api.md": http_api,
+    "errors.md": error_codes,
+    "metrics.md": metric_names,
+    "interfaces.md": interface_pages,
+}
+
+
+def main() -> None:
+    """Write every page."""
+    for name, page in PAGES.items():
+        (HERE / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

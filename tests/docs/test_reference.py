@@ -1,0 +1,95 @@
+"""The reference says what the code says."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from deepinfra import errors
+from deepinfra.bench.load import LoadReport
+from deepinfra.bench.offline import OfflineReport
+from deepinfra.config.settings import ServerSettings
+from deepinfra.interfaces import Executor, ExpertPlacer, KVStore, Recipe, Scheduler, Speculator
+from deepinfra.registry import KINDS, load_plugins
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+def generated() -> Mapping[str, Callable[[], str]]:
+    spec = importlib.util.spec_from_file_location("reference_generate", REFERENCE / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pages: Mapping[str, Callable[[], str]] = module.PAGES
+    return pages
+
+
+PAGES = generated()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_fresh(name: str) -> None:
+    assert (REFERENCE / name).read_text() == PAGES[name](), "run `make docs`"
+
+
+# The generator is code too: these look for what must be there by another way.
+
+
+def test_every_setting_is_listed() -> None:
+    text = (REFERENCE / "settings.md").read_text()
+
+    def keys(model: type[BaseModel], at: str) -> Iterator[str]:
+        for name, info in model.model_fields.items():
+            inner = info.annotation
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from keys(inner, f"{at}{name}.")
+            elif at or name not in ("prefill", "decode"):
+                yield f"| `{at}{name}` |"
+
+    assert [key for key in keys(ServerSettings, "") if key not in text] == []
+
+
+def test_every_error_code_is_listed() -> None:
+    text = (REFERENCE / "errors.md").read_text()
+    codes = [getattr(errors, name).code for name in errors.__all__ if name != "DeepinfraError"]
+    assert [code for code in codes if f"| `{code}` |" not in text] == []
+
+
+def test_every_part_and_every_key_of_it_is_listed() -> None:
+    text = (REFERENCE / "parts.md").read_text()
+    registry = load_plugins()
+    for kind in KINDS:
+        for entry in registry.of_kind(kind).values():
+            if entry.origin.distribution == "deepinfra-serve":
+                section = text.partition(f"### {kind} `{entry.name}`\n")[2].partition("\n#")[0]
+                assert section, entry.name
+                assert [key for key in entry.options.model_fields if f"| `{key}` |" not in section] == []
+
+
+@pytest.mark.parametrize("part", [Recipe, Scheduler, KVStore, Executor, Speculator, ExpertPlacer])
+def test_every_abstract_method_is_named(part: type) -> None:
+    text = (REFERENCE / "interfaces.md").read_text()
+    methods: frozenset[str] = getattr(part, "__abstractmethods__", frozenset())
+    assert [name for name in methods if f"### {part.__name__}.{name} *abstract*\n" not in text] == []
+
+
+@pytest.mark.parametrize("report", [OfflineReport, LoadReport])
+def test_every_field_of_a_bench_is_named(report: type) -> None:
+    text = (REFERENCE / "bench.md").read_text()
+
+    def fields(record: type) -> Iterator[str]:
+        hints = typing.get_type_hints(record)
+        for field in dataclasses.fields(record):
+            yield field.name
+            for each in (hints[field.name], *typing.get_args(hints[field.name])):
+                if dataclasses.is_dataclass(each):
+                    yield from fields(typing.cast("type", each))
+
+    assert [name for name in fields(report) if f"`{name}`" not in text and f".{name}`" not in text] == []
