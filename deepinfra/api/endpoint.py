@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
@@ -22,8 +23,8 @@ __all__ = ("Endpoint", "Limits")
 
 _logger = logging.getLogger("deepinfra.api")
 
-_OFFLOAD_NBYTES = 32 * 1024
-"""Bodies above this are parsed off the loop."""
+_OFFLOAD_NBYTES = 16 * 1024
+"""Bodies above this are parsed off the loop; measured: 32 KiB of messages take 0.2 ms, as token ids 1.7 ms."""
 
 _JSON = [(b"content-type", b"application/json")]
 
@@ -66,7 +67,8 @@ class Endpoint:
         except (ClientGone, OSError):
             record.gone = True
             if not out.begun:  # middleware that waits for a response gets one; the client no longer sees it
-                await _send(send, 499, [], b"")
+                with suppress(OSError):
+                    await _send(send, 499, [], b"")
         except Exception as error:
             await self._fail(send, out, _told(error, call, record))
 
@@ -88,13 +90,11 @@ class Endpoint:
 
     @staticmethod
     async def _fail(send: Send, out: EventStream, told: WireError) -> None:
-        try:
+        with suppress(OSError):
             if out.begun:
                 await out.write(b"data: " + told.body() + b"\n\n", last=True)
             else:
                 await _send(send, told.status, told.headers(), told.body())
-        except OSError:
-            pass
 
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -45,6 +46,9 @@ class WireError(NamedTuple):
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode()))
         return headers
 
+
+_INDEX = re.compile(r"\[(\d+)\]")
+"""Parts write `messages[0].content` as Python does, clients read `messages.0.content` as OpenAI does."""
 
 _LONGEST = 2000
 """Characters of a message or path: both may quote what a client sent."""
@@ -91,9 +95,9 @@ def wire_error_of(error: Exception, param_names: Mapping[str, str]) -> WireError
         param = error.param
         if param is None and isinstance(error, ContextLengthError | TemplateError):
             param = "input"
-        if param is not None and param in param_names:
-            message = message.replace(repr(param), repr(param_names[param]))
-            param = param_names[param]
+        if param is not None:
+            told = _INDEX.sub(r".\1", param_names.get(param, param))
+            message, param = message.replace(repr(param), repr(told)), told
     elif isinstance(error, Overloaded):
         retry_after_s = error.retry_after_s
     return wire_error(error.code, message, param=param, retry_after_s=retry_after_s)

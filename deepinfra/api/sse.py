@@ -52,18 +52,20 @@ class EventStream:
         self._send, self._keepalive_s = send, keepalive_s
         self._lock = anyio.Lock()
         self._writes = 0
+        self._begun = False
 
     @property
     def begun(self) -> bool:
-        """Whether the status is on its way."""
-        return self._writes > 0
+        """Whether the status was sent; a `write` that was cancelled before that leaves it open."""
+        return self._begun
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send frames; waits while the client is slow."""
         async with self._lock:
             self._writes += 1
-            if self._writes == 1:
+            if not self._begun:
                 await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+                self._begun = True
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def keep_alive(self) -> NoReturn:

@@ -346,6 +346,15 @@ async def test_a_failure_in_mid_stream_is_the_last_event(kit: Any) -> None:
     assert all("error" not in event for event in events[:-1])
 
 
+async def test_one_prompt_that_fails_ends_the_whole_stream_once(kit: Any) -> None:
+    engine = kit.build(kit.Gated(fail_at=12))
+    async with engine:
+        body = kit.completion(["a", "b", "c"], n=2, max_tokens=100, ignore_eos=True)
+        events = await streamed(Client(asgi(engine)), COMPLETIONS, body)
+        await kit.settled(engine)
+    assert [event for event in events if "error" in event] == events[-1:]
+
+
 async def test_a_failure_in_mid_answer_is_a_status_if_nothing_was_sent(kit: Any) -> None:
     engine = kit.build(kit.Gated(fail_at=12))
     async with engine:

@@ -52,6 +52,11 @@ def test_a_renamed_field_is_renamed_in_the_sentence_too() -> None:
     assert wire.message == "'response_format' is not supported by this server"
 
 
+def test_paths_are_spelled_as_openai_spells_them() -> None:
+    wire = wire_error_of(errors.UnsupportedFieldError("tools[12].strict"), {})
+    assert (wire.param, wire.message) == ("tools.12.strict", "'tools.12.strict' is not supported by this server")
+
+
 def test_a_foreign_exception_is_not_described_to_the_client() -> None:
     assert "secret" not in wire_error_of(KeyError("secret"), {}).message
 

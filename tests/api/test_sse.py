@@ -51,3 +51,13 @@ async def test_a_stream_that_is_silent_says_that_it_lives() -> None:
             group.cancel_scope.cancel()
     assert sent.messages[0]["status"] == 200
     assert {message["body"] for message in sent.messages[1:]} <= {KEEPALIVE}
+
+
+async def test_a_write_that_was_cancelled_before_the_status_leaves_the_status_open() -> None:
+    async def never(message: MutableMapping[str, Any]) -> None:
+        await anyio.sleep_forever()
+
+    out = EventStream(never, 60)
+    with anyio.move_on_after(0):
+        await out.write(b"data: 1\n\n")
+    assert not out.begun
