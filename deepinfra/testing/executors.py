@@ -70,7 +70,8 @@ class _Memory(KVMemory):
 class FlakyExecutor(Executor):
     """An executor that loses steps, single rows and itself.
 
-    A failed step (`fail`) told the executor all that its plan says, but none of its rows are kept. A failed row (`row`) ran, but its output is lost. A lost executor (`lose`) ran the step and says nothing.
+    A failed step (`fail`) told the executor all that its plan says, but none of its rows are kept. A failed row (`row`)
+    ran, but its output is lost. A lost executor (`lose`) ran the step and says nothing.
 
     Args:
         inner: The executor to be broken.
