@@ -95,6 +95,7 @@ class Pool(AsyncContextManagerMixin):
         self.offload: Offload = offload or ThreadOffload()
         self.state: State = "stopped"
         self._recipe_version = ""
+        self._core: _Core | None = None
         self._step_seconds = Histogram()
         self._overhead = 0.0
         self._preemptions = self._losses = self._steps = 0
@@ -133,7 +134,7 @@ class Pool(AsyncContextManagerMixin):
         self._gone: list[Live] = []
         self._wake = Signal()
         self._empty = anyio.Event()
-        self._core: _Core | None = None
+        self._core = None
         self._commits = Committer(self)
         self._drafting = Drafting(self.speculator) if self.speculator is not None else None
         self._saver = (

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 
 from deepinfra.core.events import Event, Failed, Finished, ReasoningDelta, TextDelta, ToolArgumentsDelta
-from deepinfra.core.request import Prompt, Usage
+from deepinfra.core.request import CachedTokens, Prompt, Usage
 
 __all__ = ("Mailbox", "Signal", "Stream")
 
@@ -60,35 +60,42 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque()
+        self._cells: deque[list[Event]] = deque()
+        self._newest: dict[int, list[Event]] = {}
         self._signal = Signal()
         self.unread_since: float | None = None
 
     def put(self, events: Iterable[Event], now: float) -> None:
-        """Add events; never waits. `now` is when, in clock seconds."""
+        """Add events; never waits. `now` is when, in clock seconds. Order is kept within a choice only."""
         for event in events:
-            if self._events and (both := _merged(self._events[-1], event)) is not None:
-                self._events[-1] = both
+            cell = self._newest.get(event.choice)
+            if cell is not None and (both := _merged(cell[0], event)) is not None:
+                cell[0] = both
             else:
-                self._events.append(event)
-        if self._events:
+                self._newest[event.choice] = cell = [event]
+                self._cells.append(cell)
+        if self._cells:
             if self.unread_since is None:
                 self.unread_since = now
             self._signal.set()
 
     async def get(self) -> Event:
         """Wait for the next event."""
-        while not self._events:
+        while not self._cells:
             await self._signal.wait()
-        self.unread_since = None
-        return self._events.popleft()
+        return self._pop()
 
     def get_nowait(self) -> Event | None:
         """The next event if there is one."""
-        if not self._events:
-            return None
+        return self._pop() if self._cells else None
+
+    def _pop(self) -> Event:
         self.unread_since = None
-        return self._events.popleft()
+        cell = self._cells.popleft()
+        (event,) = cell
+        if self._newest.get(event.choice) is cell:
+            del self._newest[event.choice]
+        return event
 
 
 class Stream:
@@ -108,7 +115,7 @@ class Stream:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far over all choices; the prompt, and what of it was cached, counts once."""
+        """Tokens so far over all choices; the prompt counts once, and what of it was cached is what choice 0 found."""
         usages = self._usage.values()
         if not usages:
             return Usage(prompt_tokens=len(self.prompt.ids))
@@ -116,7 +123,7 @@ class Stream:
             prompt_tokens=len(self.prompt.ids),
             completion_tokens=sum(usage.completion_tokens for usage in usages),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
-            cached=self._usage[min(self._usage)].cached,
+            cached=self._usage[0].cached if 0 in self._usage else CachedTokens(),
         )
 
     def count(self, choice: int, usage: Usage) -> None:
