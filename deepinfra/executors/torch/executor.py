@@ -14,7 +14,7 @@ from deepinfra.core.ids import BlockId
 from deepinfra.core.kv import FRAME_NBYTES, KVGroup, KVLayout
 from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
-from deepinfra.errors import ConfigError, ExecutorLost, UnsupportedModelError
+from deepinfra.errors import ConfigError, ExecutorError, ExecutorLost, UnsupportedModelError
 from deepinfra.executors.torch.config import decoder_config
 from deepinfra.executors.torch.plan import MemoryPlan, available_nbytes, check_fits, plan_memory
 from deepinfra.executors.torch.weights.headers import check_headers
@@ -190,8 +190,10 @@ class TorchExecutor(Executor):
 
     def use_staging(self, buffer: memoryview) -> None:
         """See `Executor.use_staging`."""
-        self._staging = buffer
-        self._num_slots = len(buffer) // (FRAME_NBYTES + self._layout.block_nbytes)
+        slots, rest = divmod(buffer.nbytes, FRAME_NBYTES + self._layout.block_nbytes)
+        if rest or not slots:
+            raise ExecutorError(f"{buffer.nbytes} bytes are no whole number of staging slots")
+        self._staging, self._num_slots = buffer, slots
 
     def memory_plan(self) -> MemoryPlan:
         """What the model will take and how many blocks of KV it gets; from headers and free memory, now or at entry."""

@@ -21,7 +21,7 @@ from deepinfra.core.step import (
     TokenProbs,
     WorkItem,
 )
-from deepinfra.errors import StepFailed
+from deepinfra.errors import ExecutorError, StepFailed
 from deepinfra.executors.torch.batch import Batch, Rows, build_batch
 from deepinfra.executors.torch.families.llama import Llama
 from deepinfra.executors.torch.kv import PagedKV
@@ -103,7 +103,7 @@ class Runner:
             self._apply(plan)
             if work := [self._admit(item) for item in plan.items]:
                 outputs = self._compute(work, masks if plan.masked else None, failed)
-        except StepFailed:
+        except ExecutorError:
             raise
         except Exception as error:  # torch raises what it likes; the thread and the other sequences live on
             raise StepFailed([item.seq for item in plan.items], f"{type(error).__name__}: {error}") from error

@@ -27,7 +27,7 @@ class Job(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
 
-    def run(self, gone: bool) -> Callable[[], None]:
+    def run(self, *, gone: bool) -> Callable[[], None]:
         """Do it, on the thread; returns what the event loop has to call."""
         try:
             if gone:
@@ -59,7 +59,10 @@ class Worker:
     def post(self, call: Callable[[], T]) -> Job[T]:
         """Queue a call; never blocks. Once `close` has begun, jobs fail with `ExecutorLost`."""
         job = Job(call)
-        self._jobs.put(job)  # type: ignore[arg-type]
+        if self.leaving.is_set():
+            job.run(gone=True)()
+        else:
+            self._jobs.put(job)  # type: ignore[arg-type]
         return job
 
     async def close(self) -> None:
@@ -72,5 +75,5 @@ class Worker:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            anyio.from_thread.run_sync(job.run(self.leaving.is_set()), token=self._token)
+            anyio.from_thread.run_sync(job.run(gone=self.leaving.is_set()), token=self._token)
         anyio.from_thread.run_sync(self._ended.set, token=self._token)
