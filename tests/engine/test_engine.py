@@ -358,6 +358,12 @@ async def test_a_store_that_raises_is_a_miss() -> None:
     assert tokens_of(events) == reference(Ask((1, 2, 3, 4), 5))
 
 
+def test_an_engine_that_nobody_entered_has_numbers() -> None:
+    stats = Engine(TinyRecipe(), pool()).stats()
+    assert stats.state == "stopped"
+    assert stats.blocks_total == stats.running == 0
+
+
 def test_importing_deepinfra_loads_no_torch_and_no_starlette(tmp_path: Path) -> None:
     import subprocess
     import sys
