@@ -11,12 +11,22 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from deepinfra import errors
+from deepinfra import Engine, Pool, asgi, errors
+from deepinfra.api.chat.request import ChatRequest
+from deepinfra.api.completions.request import CompletionRequest
+from deepinfra.api.wire import SamplingFields
 from deepinfra.bench.load import LoadReport
 from deepinfra.bench.offline import OfflineReport
+from deepinfra.cli import app
+from deepinfra.cli.bench import bench
 from deepinfra.config.settings import ServerSettings
+from deepinfra.executors.toy import ToyExecutor
 from deepinfra.interfaces import Executor, ExpertPlacer, KVStore, Recipe, Scheduler, Speculator
+from deepinfra.kvstores import MemoryStore
 from deepinfra.registry import KINDS, load_plugins
+from deepinfra.schedulers import Fcfs
+from deepinfra.testing import TinyRecipe
+from deepinfra.testing.client import Client, running
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -54,6 +64,36 @@ def test_every_setting_is_listed() -> None:
                 yield f"| `{at}{name}` |"
 
     assert [key for key in keys(ServerSettings, "") if key not in text] == []
+
+
+@pytest.mark.parametrize(("path", "model"), [("chat/completions", ChatRequest), ("completions", CompletionRequest)])
+def test_every_request_field_is_listed_as_what_it_is(path: str, model: type[SamplingFields]) -> None:
+    text = (REFERENCE / "http-api.md").read_text()
+
+    def section(title: str) -> str:
+        return text.partition(f"### {title} by /v1/{path}\n")[2].partition("\n#")[0]
+
+    assert [name for name in model.model_fields if f"| `{name}` |" not in section("Honoured")] == []
+    assert [name for name in model.IGNORED if f"`{name}`" not in section("Accepted and ignored")] == []
+    assert [name for name in model.NEUTRAL if f"| `{name}` |" not in section("Refused")] == []
+
+
+def test_every_command_is_listed() -> None:
+    text = (REFERENCE / "cli.md").read_text()
+    commands = [command.name or "" for command in app.registered_commands]
+    commands += [f"bench {command.name}" for command in bench.registered_commands]
+    assert len(commands) > 8
+    assert [name for name in commands if f"## `deepinfra {name}`\n" not in text] == []
+
+
+async def test_every_metric_of_a_server_is_listed() -> None:
+    text = (REFERENCE / "metrics.md").read_text()
+    llm = asgi(Engine(TinyRecipe(), Pool(Fcfs(), ToyExecutor(), store=MemoryStore())))
+    async with running(llm), Client(llm).request("GET", "/metrics") as response:
+        scraped = (await response.read()).decode()
+    names = {line.split()[2] for line in scraped.splitlines() if line.startswith("# TYPE")}
+    assert len(names) > 20
+    assert [name for name in names if f"| `{name}` |" not in text] == []
 
 
 def test_every_error_code_is_listed() -> None:
