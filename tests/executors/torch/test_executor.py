@@ -89,7 +89,7 @@ async def test_numbers_that_are_not_finite_fail_their_sequence_alone(poisoned: P
         truth = await host.generate(reference := host.line(PROMPT), 6)
         host.close(reference)
         good, bad = host.line(PROMPT), host.line([4, 13, 8, 9, 10, 11])
-        chunk = host.work(bad, 3)  # does not even sample: the blocks it leaves are not to be trusted
+        chunk = host.work(bad, 4)  # does not even sample: the blocks it leaves are not to be trusted
         plan = host.plan([(good, host.work(good, 64)), (bad, chunk)])
         result = await ex.submit(plan).result()
         assert [failure.seq for failure in result.failed] == [bad.seq]
