@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,9 +27,10 @@ class PagedKV:
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_kv_heads, self.head_dim = config.num_kv_heads, config.head_dim
-        # Zeros are not touched until written: the kernel maps them on demand.
+        # numpy's zeros are mapped on demand; torch's are written at once (4 s and 4 GiB resident for a 4 GiB pool).
         shape = (config.num_layers, 2, config.num_kv_heads, num_blocks, block_size, config.head_dim)
-        self._data = torch.zeros(shape, dtype=dtype)
+        words = np.zeros(shape, np.dtype(f"i{dtype.itemsize}"))
+        self._data = torch.from_numpy(words).view(dtype)
         self._positions = self._data.view(config.num_layers, 2, config.num_kv_heads, -1, config.head_dim)
         self.pages = [
             (layer[0], layer[1], whole.view(-1, block_size * config.head_dim))

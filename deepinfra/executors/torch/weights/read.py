@@ -39,6 +39,6 @@ class WeightReader:
 
     def linear(self, *names: str, bias: bool) -> Linear:
         """One linear whose outputs are those of `names`, side by side."""
-        weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
+        weights = [self.tensor(f"{name}.weight") for name in names]
         offset = torch.cat([self.tensor(f"{name}.bias") for name in names]) if bias else None
-        return Linear(weight, offset)
+        return Linear(torch.cat(weights) if len(weights) > 1 else weights[0], offset)
