@@ -140,7 +140,7 @@ class Engine(AsyncContextManagerMixin):
 
     @staticmethod
     def _capacity(pool: Pool) -> int:
-        limits = pool.executor.limits
+        limits = pool.limits
         return min(limits.max_context, limits.num_blocks * pool.executor.layout.block_size)
 
     # -- life ---------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Engine(AsyncContextManagerMixin):
         """Exact ids of a request's input, off the loop when it is long."""
         given = request.input
         if isinstance(given, tuple):
-            size = self._first[0].executor.limits.vocab_size
+            size = self._first[0].limits.vocab_size
             wrong = next((token for token in given if not 0 <= token < size), None)
             if wrong is not None:
                 raise RequestError(f"token id {wrong} is outside the vocabulary of {size}", "prompt")
@@ -257,6 +257,9 @@ class Engine(AsyncContextManagerMixin):
         mailbox = Mailbox()
         stream = Stream(prompt, seed, request.n, mailbox)
         settings = AnswerSettings(self.recipe, self._clock, self._meters, self._client_timeout_s)
+        # Keeping more than all keeps all; whatever integer a client sends, a step can carry this one.
+        top_k = min(request.sampling.top_k, self._first[0].limits.vocab_size)
+        sampling = replace(request.sampling, top_k=top_k)
         stop_ids = request.stop_ids if request.ignore_eos else request.stop_ids | prompt.stop_ids
         answers = [
             Answer(
@@ -269,7 +272,7 @@ class Engine(AsyncContextManagerMixin):
                     max_tokens=limit - length if request.max_tokens is None else request.max_tokens,
                     seed=seed,
                     choice=choice,
-                    sampling=request.sampling,
+                    sampling=sampling,
                     stop_ids=stop_ids,
                     tenant=request.tenant,
                     retention=request.retention,
@@ -292,7 +295,11 @@ class Engine(AsyncContextManagerMixin):
             raise RequestError("max_tokens must be at least 1", "max_tokens")
         if request.constraint is not None or prompt.constraint is not None:
             raise UnsupportedFieldError("response_format")
-        size = self._first[0].executor.limits.vocab_size
+        size = self._first[0].limits.vocab_size
+        if request.sampling.top_k < 0:
+            raise RequestError("top_k must be at least 0", "top_k")
+        if not 0 <= (request.sampling.logprobs or 0) <= size:
+            raise RequestError(f"logprobs must be between 0 and {size}", "logprobs")
         for token, _ in request.sampling.logit_bias:
             if not 0 <= token < size:
                 raise RequestError(f"token id {token} is outside the vocabulary of {size}", f"logit_bias.{token}")

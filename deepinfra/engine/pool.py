@@ -13,7 +13,8 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from deepinfra.core.drafts import DraftOutcome
 from deepinfra.core.ids import SeqId
-from deepinfra.core.kv import KVStats, Match, Namespace, namespace_digest, root_key
+from deepinfra.core.kv import KVStats, root_key
+from deepinfra.core.model import ExecutorLimits
 from deepinfra.core.request import SeqSpec
 from deepinfra.core.step import Choice, Job, StepReport, StepView
 from deepinfra.engine.blocks import BlockPool
@@ -21,10 +22,11 @@ from deepinfra.engine.collapse import collapsed
 from deepinfra.engine.committing import Committer
 from deepinfra.engine.drafting import Drafting
 from deepinfra.engine.handoff import Handoff, HandoffStore, export
-from deepinfra.engine.live import Ending, Live, Load, Source
+from deepinfra.engine.live import Ending, Live, Load
 from deepinfra.engine.loader import Loader
 from deepinfra.engine.planner import Planned, Planner
-from deepinfra.engine.saver import SaveItem, Saver
+from deepinfra.engine.saver import Saver
+from deepinfra.engine.sources import find_source, namespace_of
 from deepinfra.engine.staging import Slots
 from deepinfra.engine.stats import Histogram, PoolStats, State
 from deepinfra.engine.stream import Signal
@@ -51,6 +53,9 @@ MAX_LOSSES = 3
 
 _HEALTHY_STEPS = 256
 
+_INLINE_TOKENS = 16384
+"""Longer prompts are hashed off the loop: SHA-256 over 16k tokens takes about 0.5 ms."""
+
 
 class _Core:
     """What exists only while the executor is entered: device blocks, staging, and what works on them."""
@@ -61,6 +66,7 @@ class _Core:
         self.blocks = BlockPool(limits.num_blocks, layout.block_size)
         self.slots = Slots(pool.executor.memory.num_slots)
         self.planner = Planner(self.blocks, limits)
+        self.loads = 0
         self.loader = Loader(self.blocks, self.slots, pool.executor.memory, pool.offload)
 
 
@@ -74,6 +80,9 @@ class Pool(AsyncContextManagerMixin):
         speculator: Guesses tokens.
         placer: Places experts; refused unless the executor provides `placement`.
         name: For logs and metrics.
+
+    Attributes:
+        limits: The executor's; while a lost one is replaced, and after the pool gave up, those of its last life.
     """
 
     def __init__(
@@ -96,6 +105,7 @@ class Pool(AsyncContextManagerMixin):
         self.state: State = "stopped"
         self._recipe_version = ""
         self._core: _Core | None = None
+        self.limits: ExecutorLimits
         self._step_seconds = Histogram()
         self._overhead = 0.0
         self._preemptions = self._losses = self._steps = 0
@@ -162,6 +172,7 @@ class Pool(AsyncContextManagerMixin):
             try:
                 with collapsed():
                     async with self.executor, anyio.create_task_group() as tasks:
+                        self.limits = self.executor.limits
                         self._core = core = _Core(self, tasks)
                         if self._saver is not None:
                             tasks.start_soon(self._saving, self._saver, core)
@@ -204,10 +215,14 @@ class Pool(AsyncContextManagerMixin):
 
     async def _loading(self, core: _Core, live: Live) -> None:
         """Run one load; a store that raises although it must not is a miss."""
+        core.loads += 1
         try:
             await core.loader.run(live, self._wake.set)
         except Exception:
             _log.exception("pool %s: the store failed to load", self.name)
+        finally:
+            core.loads -= 1
+            self._wake.set()
 
     def _fail(self, code: str, message: str) -> None:
         self.state = "failed"
@@ -244,12 +259,16 @@ class Pool(AsyncContextManagerMixin):
             Overloaded: The scheduler does not admit it.
             PoolFailedError: The pool no longer serves.
         """
+        namespace = namespace_of(self.executor, self._recipe_version, spec.tenant)
+        live = Live(spec=spec, root=root_key(namespace), tokens=list(spec.tokens), prefill_only=prefill_only)
+        if len(live.tokens) > _INLINE_TOKENS:
+            await self.offload(live.extend_keys, self.executor.layout.block_size)
+        else:
+            live.extend_keys(self.executor.layout.block_size)
+        await self._find_source(live, handoff)
+        # Not before the wait: a pool that failed meanwhile has told every sequence it knew, and not this one.
         if self.state in ("failed", "stopped"):
             raise PoolFailedError(self._losses, "the pool no longer serves")
-        live = Live(spec=spec, root=root_key(self.namespace(spec.tenant)), tokens=list(spec.tokens))
-        live.prefill_only = prefill_only
-        live.extend_keys(self.executor.layout.block_size)
-        await self._find_source(live, handoff)
         core = self._core
         device = 0 if core is None else len(core.blocks.match(live.keys))
         held = len(live.source.refs) if live.source is not None else 0
@@ -282,34 +301,15 @@ class Pool(AsyncContextManagerMixin):
                 self._gone.append(live)
                 self._wake.set()
 
-    def namespace(self, tenant: str) -> Namespace:
-        """Whose KV, and what its bytes mean."""
-        identity = self.executor.identity
-        return Namespace(
-            weights=identity.weights,
-            adapter=identity.adapter,
-            recipe=self._recipe_version,
-            kv_dtype=identity.kv_dtype,
-            layout=self.executor.layout.fingerprint,
-            numerics=identity.numerics,
-            tenant=tenant,
-        )
-
     async def _find_source(self, live: Live, handoff: Handoff | None) -> None:
-        """Ask the handoff, or else the store, what it holds of the prompt; moves no bytes."""
+        """Note what the handoff, or else the store, holds of the prompt."""
         store: KVStore | None = HandoffStore(handoff) if handoff is not None else self.store
-        if store is None or not live.keys or (live.spec.retention.traffic == "none" and handoff is None):
+        if store is None or not live.keys:
             return
         try:
-            match: Match = await store.match(live.keys)
+            live.source = await find_source(store, live, self.executor.layout)
         except Exception:
             _log.exception("pool %s: the store failed to match", self.name)
-            return
-        tiers = tuple(hit.tier for hit in match.tiers for _ in range(hit.count))
-        if match.refs:
-            live.source = Source(
-                store, match.refs[: len(live.keys)], tiers + ("store",) * (len(match.refs) - len(tiers))
-            )
 
     async def export(self, live: Live) -> Handoff:
         """Copy a prefilled sequence's published blocks out; call inside `run`, after its first token."""
@@ -324,7 +324,7 @@ class Pool(AsyncContextManagerMixin):
         return len(self._lives) - running, running
 
     async def settle(self) -> None:
-        """Wait until no sequence is left and queued KV is saved."""
+        """Wait until no sequence and no load is left and queued KV is saved."""
         while self._lives and self.state in ("ready", "starting"):
             await self._empty.wait()
         if self._saver is not None and self.state == "ready":
@@ -348,7 +348,7 @@ class Pool(AsyncContextManagerMixin):
             if planned is None or not (planned.plan.items or planned.plan.fills):
                 core.slots.give([record.slot for record in arrived])
                 self._preempted(planned)
-                await self._idle()
+                await self._idle(core)
                 boundary = self.clock.now()
                 continue
             try:
@@ -410,8 +410,6 @@ class Pool(AsyncContextManagerMixin):
                 self._drafting.forget(live)
             core.planner.close(live)
             self._lives.pop(live.spec.seq, None)
-        if not self._lives:
-            self._empty.set()
 
     def _fetch(self, core: _Core, seq: SeqId) -> None:
         live = self._lives.get(seq)
@@ -440,8 +438,10 @@ class Pool(AsyncContextManagerMixin):
         if planned is not None and planned.preempted:
             self.scheduler.commit(StepReport(step=planned.plan.step, seconds=0.0, rows=(), preempted=planned.preempted))
 
-    async def _idle(self) -> None:
+    async def _idle(self, core: _Core) -> None:
         """Wait for work; with sequences alive at most 50 ms, so that a Scheduler that forgets to ask cannot hang us."""
+        if not self._lives and not core.loads:
+            self._empty.set()
         wake_at = self.scheduler.wake_at()
         timeout = 0.05 if self._lives else float("inf")
         if wake_at is not None:
@@ -456,21 +456,8 @@ class Pool(AsyncContextManagerMixin):
 
     def offer(self, live: Live, blocks: Sequence[int]) -> None:
         """Queue published blocks (indices into the sequence's table) to be saved."""
-        if self._saver is None:
-            return
-        size = self.executor.layout.block_size
-        namespace = namespace_digest(self.namespace(live.spec.tenant))
-        for index in blocks:
-            self._saver.offer(
-                SaveItem(
-                    key=live.keys[index],
-                    parent=live.keys[index - 1] if index else live.root,
-                    tokens=tuple(live.tokens[index * size : (index + 1) * size]),
-                    namespace=namespace,
-                    tenant=live.spec.tenant,
-                    retention=live.spec.retention,
-                )
-            )
+        if self._saver is not None:
+            self._saver.offer(live, blocks)
 
     def stats(self) -> PoolStats:
         """Numbers so far."""

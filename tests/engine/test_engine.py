@@ -2,24 +2,29 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import pytest
 
 from deepinfra.core.conversation import Conversation, Message, TextPart
 from deepinfra.core.events import Event, Failed, Finished, TextDelta
-from deepinfra.core.kv import Retention
+from deepinfra.core.ids import BlockKey
+from deepinfra.core.kv import Match, Retention
+from deepinfra.core.model import ExecutorLimits
 from deepinfra.core.request import GenerateRequest, TextInput
 from deepinfra.core.sampling import SamplingParams
+from deepinfra.core.step import Choice, StepPlan, StepView
 from deepinfra.engine import Engine, Pool
 from deepinfra.errors import (
     ConfigError,
     ContextLengthError,
     EngineDrainingError,
     EngineNotRunningError,
+    ExecutorLost,
     Overloaded,
     PoolFailedError,
     RequestError,
@@ -27,6 +32,7 @@ from deepinfra.errors import (
     UnsupportedFieldError,
 )
 from deepinfra.executors.toy import ToyExecutor
+from deepinfra.interfaces.executor import StepHandle
 from deepinfra.interfaces.kvstore import KVStore
 from deepinfra.kvstores import SsdStore
 from deepinfra.kvstores.memory import MemoryStore
@@ -252,6 +258,8 @@ async def test_an_engine_that_nobody_entered_says_what_to_write() -> None:
         (ask([1], n=0), RequestError, "n"),
         (ask([1], sampling=SamplingParams(top_k=5)), UnsupportedFieldError, "top_k"),
         (ask([1], sampling=SamplingParams(logit_bias=((999, 1.0),))), RequestError, "logit_bias.999"),
+        (ask([1], sampling=SamplingParams(top_k=-1)), RequestError, "top_k"),
+        (ask([1], sampling=SamplingParams(logprobs=2**64)), RequestError, "logprobs"),
     ],
 )
 async def test_a_wrong_request_names_its_field(
@@ -319,6 +327,90 @@ async def test_a_pool_gives_up_after_three_losses() -> None:
         with pytest.raises(PoolFailedError):
             await events_of(engine, ask([1, 2, 3], 5))
         assert engine.state == "failed"
+
+
+class Leaving(ToyExecutor):
+    """Loses itself at each step of its first `losses` lives, and has no limits outside them, as a process has none."""
+
+    def __init__(self, losses: int) -> None:
+        super().__init__()
+        self.losses = losses
+        self.entering = anyio.Event()
+        self.enter = anyio.Event()
+        self.enter.set()
+        self.inside = False
+
+    @property
+    def limits(self) -> ExecutorLimits:
+        assert self.inside
+        return super().limits
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        self.entering.set()
+        await self.enter.wait()
+        async with super().__asynccontextmanager__():
+            self.inside = True
+            yield self
+        self.inside = False
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        if self.losses:
+            self.losses -= 1
+            self.entering, self.enter = anyio.Event(), anyio.Event()
+            raise ExecutorLost("gone")
+        return super().submit(plan)
+
+
+async def test_what_comes_while_a_lost_executor_is_replaced_waits_for_it() -> None:
+    executor = Leaving(1)
+    got: list[list[Event]] = []
+    async with Engine(TinyRecipe(), Pool(Fcfs(), executor)) as engine, anyio.create_task_group() as tasks:
+
+        async def client() -> None:
+            got.append(await events_of(engine, ask([1, 2, 3], 5)))
+
+        entering = executor.entering
+        tasks.start_soon(client)
+        while executor.entering is entering:
+            await anyio.lowlevel.checkpoint()
+        await executor.entering.wait()
+        assert engine.state == "starting"
+        tasks.start_soon(client)
+        while engine.stats().waiting < 2:
+            await anyio.lowlevel.checkpoint()
+        executor.enter.set()
+    assert [tokens_of(events) for events in got] == [reference(Ask((1, 2, 3), 5))] * 2
+
+
+async def test_a_failed_pool_refuses_what_arrives_while_it_fails() -> None:
+    looking, failed = anyio.Event(), anyio.Event()
+
+    class Slow(MemoryStore):
+        async def match(self, keys: Sequence[BlockKey]) -> Match:
+            looking.set()
+            await failed.wait()
+            return await super().match(keys)
+
+    class Broken(Fcfs):
+        def plan(self, view: StepView) -> Choice:
+            if looking.is_set():
+                raise RuntimeError("broken policy")
+            return super().plan(view)
+
+    async with Engine(TinyRecipe(), Pool(Broken(), ToyExecutor(), store=Slow())) as engine:
+        async with anyio.create_task_group() as tasks:
+
+            async def fails() -> None:
+                await looking.wait()
+                with anyio.fail_after(5):
+                    async with engine.generate(ask([1], 3)) as stream:  # too short to be looked for
+                        assert isinstance([event async for event in stream][-1], Failed)
+                failed.set()
+
+            tasks.start_soon(fails)
+            with anyio.fail_after(5), pytest.raises(PoolFailedError):
+                await events_of(engine, ask(range(8), 3))
 
 
 async def test_a_failed_step_ends_its_sequences_only() -> None:
