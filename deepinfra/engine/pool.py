@@ -325,7 +325,7 @@ class Pool(AsyncContextManagerMixin):
 
     async def settle(self) -> None:
         """Wait until no sequence and no load is left and queued KV is saved."""
-        while self._lives and self.state in ("ready", "starting"):
+        while (self._lives or (self._core and self._core.loads)) and self.state in ("ready", "starting"):
             await self._empty.wait()
         if self._saver is not None and self.state == "ready":
             await self._saver.flush()

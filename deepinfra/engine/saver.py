@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import anyio
 
 from deepinfra.core.ids import BlockId, BlockKey
-from deepinfra.core.kv import FRAME_NBYTES, KVLayout, KVRecord, NamespaceFilter, RecordRef, Retention
+from deepinfra.core.kv import FRAME_NBYTES, KVLayout, KVRecord, RecordRef, Retention
 from deepinfra.engine.blocks import BlockPool
 from deepinfra.engine.frames import write_frame
+from deepinfra.engine.live import Live
 from deepinfra.engine.staging import Slots
 from deepinfra.engine.stream import Signal
 from deepinfra.errors import ExecutorLost
@@ -67,27 +68,37 @@ class Saver:
         """Blocks not yet saved."""
         return len(self._queue)
 
-    def offer(self, item: SaveItem) -> None:
-        """Queue a published block unless it is known to be saved; never waits."""
-        if item.retention.traffic == "none" or item.key in self._known:
+    def offer(self, live: Live, blocks: Sequence[int]) -> None:
+        """Queue published blocks of a sequence (indices into its table) unless known to be saved; never waits."""
+        if live.spec.retention.traffic == "none":
             return
-        if len(self._queue) >= _QUEUE:
-            self.dropped += 1
-            return
-        self._know(item.key)
-        self._queue.append(item)
-        self._wake()
+        size = self._layout.block_size
+        for index in blocks:
+            key = live.keys[index]
+            if key in self._known:
+                continue
+            if len(self._queue) >= _QUEUE:
+                self.dropped += 1
+                return
+            self._know(key)
+            self._queue.append(
+                SaveItem(
+                    key=key,
+                    parent=live.keys[index - 1] if index else live.root,
+                    tokens=tuple(live.tokens[index * size : (index + 1) * size]),
+                    # The root of a namespace's keys is its digest.
+                    namespace=live.root,
+                    tenant=live.spec.tenant,
+                    retention=live.spec.retention,
+                )
+            )
+            self._wake()
 
     def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
         """Tell the store, some time, that blocks were used on the device."""
         if keys and retention.traffic != "none":
             self._touches.append((tuple(keys), retention))
             self._wake()
-
-    def forget(self, which: NamespaceFilter) -> None:
-        """Drop queued saves and what is known about a tenant, before the store forgets it."""
-        self._queue = deque(item for item in self._queue if which.tenant and item.tenant != which.tenant)
-        self._known.clear()
 
     async def flush(self) -> None:
         """Wait until everything queued so far is saved or dropped."""

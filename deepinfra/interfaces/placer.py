@@ -13,6 +13,9 @@ __all__ = ("ExpertPlacer",)
 class ExpertPlacer(Component):
     """Pure and deterministic; runs off the loop."""
 
+    balances: bool = True
+    """Whether placements follow the load; one that does not is a baseline."""
+
     @abstractmethod
     def place(self, load: ExpertLoad, topology: Topology, current: Placement | None) -> Placement:
         """Assign a logical expert to every physical slot.

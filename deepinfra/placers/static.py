@@ -11,6 +11,8 @@ __all__ = ("StaticPlacer", "check_shape", "round_robin")
 class StaticPlacer(ExpertPlacer):
     """The same placement whatever the load; where every balancer begins."""
 
+    balances = False
+
     def place(self, load: ExpertLoad, topology: Topology, current: Placement | None) -> Placement:
         """See `ExpertPlacer.place`; of `load` only the shape counts, `current` is not looked at."""
         _, layers, num_experts = check_shape(load, topology)

@@ -6,8 +6,6 @@ from deepinfra.testing.placer import ExpertPlacerConformance
 
 
 class TestStaticPlacer(ExpertPlacerConformance):
-    balances = False
-
     def make(self) -> ExpertPlacer:
         return StaticPlacer()
 
