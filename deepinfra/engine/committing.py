@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from deepinfra.core.drafts import DraftOutcome
 from deepinfra.core.step import DoneRow, RunRow, SeqOutput, StepReport, StepResult, WorkItem
 from deepinfra.engine.blocks import BlockPool
+from deepinfra.engine.drafting import Drafting
 from deepinfra.engine.live import Ending, Live
 from deepinfra.engine.planner import Planned
+from deepinfra.engine.saver import Saver
 from deepinfra.errors import StepFailed
-
-if TYPE_CHECKING:
-    from deepinfra.engine.pool import Pool
+from deepinfra.interfaces.scheduler import Scheduler
 
 __all__ = ("Committer",)
 
@@ -20,8 +18,8 @@ __all__ = ("Committer",)
 class Committer:
     """Applies results to the sequences of one pool, between steps."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, scheduler: Scheduler, saver: Saver | None, drafting: Drafting | None) -> None:
+        self._scheduler, self._saver, self._drafting = scheduler, saver, drafting
 
     def row(self, live: Live) -> RunRow:
         """How a running sequence looks to the Scheduler."""
@@ -46,8 +44,9 @@ class Committer:
             live.drafts = None
             opened = item.seq in planned.opened
             rows.append(DoneRow(item.seq, item.start, item.length, len(item.drafts), sampled, opened))
-        self._pool.observe(outcomes)
-        self._pool.scheduler.commit(
+        if self._drafting is not None:
+            self._drafting.observe(outcomes)
+        self._scheduler.commit(
             StepReport(step=result.step, seconds=result.seconds, rows=tuple(rows), preempted=planned.preempted)
         )
 
@@ -63,7 +62,7 @@ class Committer:
             if item.seq in named:
                 self._fail(live, error.why)
             rows.append(DoneRow(item.seq, item.start, 0, len(item.drafts), 0, item.seq in planned.opened))
-        self._pool.scheduler.commit(
+        self._scheduler.commit(
             StepReport(step=planned.plan.step, seconds=0.0, rows=tuple(rows), preempted=planned.preempted)
         )
 
@@ -73,9 +72,7 @@ class Committer:
             DoneRow(item.seq, item.start, 0, len(item.drafts), 0, item.seq in planned.opened)
             for item in planned.plan.items
         )
-        self._pool.scheduler.commit(
-            StepReport(step=planned.plan.step, seconds=0.0, rows=rows, preempted=planned.preempted)
-        )
+        self._scheduler.commit(StepReport(step=planned.plan.step, seconds=0.0, rows=rows, preempted=planned.preempted))
 
     def _fail(self, live: Live, why: str) -> None:
         live.push((), (), Ending(StepFailed.code, f"the step failed: {why}"))
@@ -116,5 +113,6 @@ class Committer:
         keys = live.extend_keys(size)
         for index in range(live.published, full):
             blocks.publish(live.table[index], keys[index])
-        self._pool.offer(live, range(live.published, full))
+        if self._saver is not None:
+            self._saver.offer(live, range(live.published, full))
         live.published = full

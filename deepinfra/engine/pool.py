@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
@@ -11,7 +11,6 @@ import anyio
 from anyio import AsyncContextManagerMixin
 from anyio.abc import TaskGroup, TaskStatus
 
-from deepinfra.core.drafts import DraftOutcome
 from deepinfra.core.ids import SeqId
 from deepinfra.core.kv import KVStats, root_key
 from deepinfra.core.model import ExecutorLimits
@@ -145,11 +144,11 @@ class Pool(AsyncContextManagerMixin):
         self._wake = Signal()
         self._empty = anyio.Event()
         self._core = None
-        self._commits = Committer(self)
         self._drafting = Drafting(self.speculator) if self.speculator is not None else None
         self._saver = (
             Saver(self.store, self.executor.layout, self.executor.identity.model) if self.store is not None else None
         )
+        self._commits = Committer(self.scheduler, self._saver, self._drafting)
         try:
             with collapsed():
                 async with AsyncExitStack() as stack:
@@ -448,16 +447,6 @@ class Pool(AsyncContextManagerMixin):
             timeout = min(timeout, max(0.0, wake_at - self.clock.now()))
         with anyio.move_on_after(timeout):
             await self._wake.wait()
-
-    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
-        """Tell the speculator what became of its drafts."""
-        if self._drafting is not None:
-            self._drafting.observe(outcomes)
-
-    def offer(self, live: Live, blocks: Sequence[int]) -> None:
-        """Queue published blocks (indices into the sequence's table) to be saved."""
-        if self._saver is not None:
-            self._saver.offer(live, blocks)
 
     def stats(self) -> PoolStats:
         """Numbers so far."""
