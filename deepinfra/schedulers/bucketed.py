@@ -75,6 +75,8 @@ class Bucketed(Scheduler):
         entry = self._queue.finish(seq)
         if entry is not None and not entry.running:
             self._overtakes.leave(entry)
+            if entry.asked:  # it may have been opened in a step whose report has not come
+                self._count_pass(entry)
 
     def commit(self, report: StepReport) -> None:
         """See `Scheduler.commit`."""
@@ -85,12 +87,15 @@ class Bucketed(Scheduler):
             if entry is not None and row.length - row.drafts > 1:
                 self._work[entry.line] += chunk_work(cost, row.start, row.length)
         opened, preempted = self._queue.commit(report)
-        first = self._queue.first_waiting()
         for entry in opened:
             self._overtakes.leave(entry)
-            self._overtakes.count += first is not None and first < entry.rank
+            self._count_pass(entry)
         for entry in preempted:
             self._overtakes.wait(entry)
+
+    def _count_pass(self, entry: Entry) -> None:
+        first = self._queue.first_waiting()
+        self._overtakes.count += first is not None and first < entry.rank
 
     def wake_at(self) -> float | None:
         """See `Scheduler.wake_at`."""
@@ -137,6 +142,7 @@ class Bucketed(Scheduler):
             seconds=self._allowance_s(cost, rows, grants),
             room=self._queue.headroom(view, rows),
             overtakes=self._overtakes,
+            in_flight=sum(not entry.running for entry, _ in rows),
             ready=lambda entry: entry.job.seq not in held and not self._queue.left_alone(entry, view),
         )
         turns.take()

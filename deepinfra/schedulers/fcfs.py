@@ -53,10 +53,11 @@ class Fcfs(Scheduler):
         seats = view.max_seqs - len(view.running)
         room = queue.headroom(view, rows)
         for entry in queue.candidates(0, view, held):
-            blocks = -(-entry.uncached // view.block_size) + 1
+            blocks = entry.blocks(view.block_size)
             alone = seats == view.max_seqs
             if seats <= 0 or (blocks > room and not alone) or not grants.give(entry.job.seq, entry.uncached):
                 break
+            entry.asked = True
             seats -= 1
             room -= blocks
         return Choice(grants.take(), queue.victims(rows), queue.fetches(view, held), shed)

@@ -44,6 +44,7 @@ class Entry:
         tokens: Known tokens now, the generated ones included.
         line: Index of the line it waits in.
         served: Step in which it last computed something; -1 if it was never started.
+        asked: Whether it was chosen to be opened and has not been.
         left_alone_since: Clock when it was first passed over for a load's sake.
     """
 
@@ -53,12 +54,21 @@ class Entry:
     line: int
     running: bool = False
     served: int = -1
+    asked: bool = False
     left_alone_since: float | None = None
 
     @property
     def uncached(self) -> int:
         """Tokens to compute if nothing is left of it on the device."""
         return max(1, self.tokens - self.job.cached)
+
+    def blocks(self, block_size: int) -> int:
+        """Blocks to be free before it is opened.
+
+        Cached tokens count as shared with others until an opening came to nothing: the choice would be the same in
+        every step, and its tokens lost to those that do run.
+        """
+        return -(-(self.tokens if self.asked else self.uncached) // block_size) + 1
 
 
 def rank_of(entry: Entry) -> Rank:
@@ -150,7 +160,7 @@ class Queue:
                 entry.tokens = row.start + row.length - row.drafts + row.sampled
             if row.opened and not entry.running:
                 self._leave(entry)
-                entry.running, entry.left_alone_since = True, None
+                entry.running, entry.asked, entry.left_alone_since = True, False, None
                 opened.append(entry)
         for seq in report.preempted:
             entry = self.entries.get(seq)

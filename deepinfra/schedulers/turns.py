@@ -63,6 +63,7 @@ class Turns:
         seconds: What all chunks together may add to the step.
         room: Blocks that sequences to be opened may use.
         overtakes: Who must be opened next.
+        in_flight: Sequences opened in steps whose report has not come: each may have passed someone.
         ready: Whether a waiting sequence could be opened, room aside.
     """
 
@@ -77,6 +78,7 @@ class Turns:
         seconds: float,
         room: int,
         overtakes: Overtakes,
+        in_flight: int,
         ready: Callable[[Entry], bool],
     ) -> None:
         known = cost is not None and (cost.chunk_token > 0.0 or cost.chunk_read > 0.0) and not isinf(seconds)
@@ -85,7 +87,7 @@ class Turns:
         self._view, self._grants, self._lanes, self._work = view, grants, lanes, work
         self._seats = view.max_seqs - len(view.running)
         self._room, self._overtakes, self._ready = room, overtakes, ready
-        self._passes = 0
+        self._passes = in_flight
         self._opened: set[Entry] = set()
         self._must = True
 
@@ -154,7 +156,8 @@ class Turns:
 
     def _open(self, lane: Lane, chunk: Chunk) -> None:
         self._seats -= 1
-        self._room -= self._blocks(chunk.entry)
+        self._room -= chunk.entry.blocks(self._view.block_size)
+        chunk.entry.asked = True
         self._opened.add(chunk.entry)
         lane.open(chunk)
         first = min((other.head.rank for other in self._lanes if other.head), default=None)
@@ -162,7 +165,4 @@ class Turns:
 
     def _fits(self, entry: Entry) -> bool:
         alone = self._seats == self._view.max_seqs
-        return alone or self._blocks(entry) <= self._room
-
-    def _blocks(self, entry: Entry) -> int:
-        return -(-entry.uncached // self._view.block_size) + 1
+        return alone or entry.blocks(self._view.block_size) <= self._room

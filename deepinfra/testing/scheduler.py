@@ -230,6 +230,14 @@ class SchedulerConformance(ABC):
             pool.add(5, 15)
         pool.drain(400)
 
+    def test_an_opening_that_comes_to_nothing_takes_nothing_from_those_that_run(self) -> None:
+        """A store's blocks need room on the device too, which no scheduler can see beforehand."""
+        for tokens in range(3, 12):
+            pool = self.pool(max_step_tokens=3, num_blocks=6)
+            pool.add(tokens, 1)
+            pool.add(11, 1, cached=8)
+            pool.drain(100)
+
     def test_wake_at_is_the_deadline_of_one_that_waits(self) -> None:
         pool = self.pool()
         for _ in range(8):

@@ -136,6 +136,18 @@ class TrustsItself(Fcfs):
         return choice._replace(run=run)
 
 
+class NeverLearns(Bucketed):
+    """Chooses the same opening again after it came to nothing."""
+
+    def __init__(self):
+        super().__init__(edges=(4, 8, 16))
+
+    def plan(self, view: StepView) -> Choice:
+        for entry in self._queue.entries.values():
+            entry.asked = False
+        return super().plan(view)
+
+
 class ShedsTheUnhurried(Fcfs):
     """Ends sequences that could wait."""
 
@@ -193,6 +205,7 @@ class SleepsThroughDeadlines(Fcfs):
         (LosesPreempted, "test_preempted_sequences_come_back", None),
         (LosesPreempted, LIFE, None),
         (TrustsItself, LIFE, None),
+        (NeverLearns, "test_an_opening_that_comes_to_nothing_takes_nothing_from_those_that_run", None),
         (ShedsTheUnhurried, LIFE, None),
         (PreemptsAnyone, LIFE, None),
         (FetchesAnything, LIFE, None),

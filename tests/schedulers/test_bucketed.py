@@ -203,3 +203,14 @@ def test_one_without_room_is_not_starved():
         if step > 10 and (large not in pool.seqs or pool.seqs[large].begun):
             return
     raise AssertionError("it was never opened")
+
+
+@pytest.mark.parametrize("max_new", [1, 5])
+def test_passes_in_steps_not_yet_reported_count(max_new: int):
+    pool = MiniPool(
+        lambda: Bucketed(edges=(4,), max_overtakes=3), depth=2, max_step_tokens=3, num_blocks=12, max_overtakes=3
+    )
+    pool.add(4)
+    for _ in range(8):
+        pool.add(1, max_new)
+    pool.drain(100)
