@@ -113,7 +113,7 @@ def _draw_plain(logits: Tensor, best: Tensor, rows: Sequence[Row], chosen: Seque
     """Inverse of the cumulative distribution in order of ids, by buckets of partial sums."""
     lines = logits if len(chosen) == len(rows) else logits[chosen]
     top = best[chosen].float().unsqueeze(1)
-    heat = torch.tensor([rows[i].params.temperature for i in chosen]).unsqueeze(1)
+    heat = _heat([rows[i].params.temperature for i in chosen])
     weights = (lines.float() - top).div_(heat).exp_()  # [chosen, vocab]
     vocab = weights.shape[1]
     if vocab % _BUCKET:
@@ -129,6 +129,11 @@ def _draw_plain(logits: Tensor, best: Tensor, rows: Sequence[Row], chosen: Seque
     return drawn
 
 
+def _heat(temperatures: Sequence[float]) -> Tensor:
+    """`[rows, 1]`; what float32 would round to 0, which divides to NaN, is as near to greedy as it can be."""
+    return torch.tensor(temperatures).clamp_(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
+
+
 def _first_above(cumulative: Tensor, target: Tensor, positive: Tensor) -> Tensor:
     """Index `[rows, 1]` of the first entry above `target`, or of the last positive one where rounding left none."""
     index = torch.searchsorted(cumulative, target, right=True)
@@ -139,7 +144,7 @@ def _first_above(cumulative: Tensor, target: Tensor, positive: Tensor) -> Tensor
 def _draw_filtered(logits: Tensor, best: Tensor, rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
     """Inverse of the cumulative distribution of what the filters keep, likeliest first and equals by id."""
     params = [rows[i].params for i in chosen]
-    heat = torch.tensor([p.temperature for p in params]).unsqueeze(1)
+    heat = _heat([p.temperature for p in params])
     lines = (logits[chosen].float() - best[chosen].float().unsqueeze(1)).div_(heat)  # [chosen, vocab]
     vocab = lines.shape[1]
     most = min(vocab, max(_CANDIDATES, *(p.top_k + 1 for p in params)) if vocab > _CANDIDATES else vocab)

@@ -159,3 +159,10 @@ def test_numbers_that_are_not_finite_fail_their_row_alone() -> None:
     drawn = sample(logits, [row(SamplingParams()), row(GREEDY), row(SamplingParams(top_p=0.5))])
     assert [bool(one.failed) for one in drawn] == [True, False, True]
     assert drawn[1].token == 5
+
+
+def test_a_temperature_that_float32_cannot_hold_is_greedy() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0]]).repeat(3, 1)
+    for more in ({}, {"top_k": 2}, {"min_p": 0.5}):
+        rows = [row(SamplingParams(temperature=5e-324, **more), uniform) for uniform in (0.0, 0.5, 0.999)]
+        assert [drawn.token for drawn in sample(logits.clone(), rows)] == [1, 1, 1]
