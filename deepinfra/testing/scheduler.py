@@ -235,6 +235,7 @@ class SchedulerConformance(ABC):
         for tokens in range(3, 12):
             pool = self.pool(max_step_tokens=3, num_blocks=6)
             pool.add(tokens, 1)
+            pool.step()
             pool.add(11, 1, cached=8)
             pool.drain(100)
 
