@@ -38,10 +38,12 @@ async def write(folder: Path, *, sealed: bool) -> Path:
     return segment
 
 
-async def survivors(folder: Path) -> list[int]:
+async def survivors(folder: Path, *, only_cut: bool = False) -> list[int]:
     """Numbers of the records that a store finds in a folder; every one of them has the right bytes."""
     async with make(folder) as store:
+        assert store.stats().nbytes == sum(path.stat().st_blocks * 512 for path in folder.glob("*.kvseg"))
         delivered = [await load(store, [record.ref]) for record in RECORDS]
+        assert store.stats().damaged == 0 or not only_cut, "a record that is not all there is not held"
         match = await store.match(keys_of(RECORDS))
         assert await load(store, match.refs) == [content(ref) for ref in match.refs]
         await store.save(RECORDS)
@@ -64,7 +66,7 @@ async def test_a_file_cut_at_any_byte_gives_what_lies_before_the_cut(tmp_path: P
         for path in folder.glob("*.kvseg"):
             path.unlink()
         segment.write_bytes(whole[:nbytes])
-        left = await survivors(folder)
+        left = await survivors(folder, only_cut=True)
         assert left == list(range(len(left)))
         assert len(left) >= size
         size = len(left)
@@ -129,6 +131,67 @@ async def test_a_damaged_record_is_counted_and_reported_and_can_be_saved_again(t
         assert store.stats().damaged == 1
         await store.save(RECORDS)
         assert len(await load(store, [record.ref for record in RECORDS])) == 5
+
+
+async def test_a_torn_tail_is_cut_off_the_disk(tmp_path: Path) -> None:
+    segment = await write(tmp_path / "kv", sealed=False)
+    with segment.open("ab") as file:
+        file.write(b"torn" * 25_000)
+    async with make(tmp_path / "kv") as store:
+        assert segment.stat().st_size < 10_000
+        assert store.stats().nbytes == segment.stat().st_blocks * 512
+
+
+async def test_a_record_saved_again_outlives_the_file_of_its_damaged_copy(tmp_path: Path) -> None:
+    short, long = (chain(1, 2, retention=Retention(ttl_s=ttl_s)) for ttl_s in (5_000.0, 50_000.0))
+    async with make(tmp_path) as store:
+        await store.save(short)
+    (segment,) = tmp_path.glob("*.kvseg")
+    whole = segment.read_bytes()
+    segment.write_bytes(whole.replace(content(short[0].ref), bytes(short[0].ref.nbytes)))
+    async with make(tmp_path) as store:
+        assert await load(store, [short[0].ref]) == []
+        await store.save(long)
+    segment.write_bytes(whole)
+    clock = ManualClock()
+    store = make(tmp_path)
+    store.give(clock, InlineOffload())
+    async with store:
+        assert store.stats().records == 1
+        clock.advance(10_000.0)
+        await store.save(RECORDS)
+        assert not segment.exists()
+        assert await load(store, [long[0].ref]) == [content(long[0].ref)]
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "open"])
+async def test_records_that_died_while_closed_are_not_counted(tmp_path: Path, sealed: bool) -> None:
+    folder = tmp_path / "kv"
+    async with make(folder.with_suffix(".whole")) as store:
+        await store.save(chain(1, 2, retention=Retention(ttl_s=10.0)) + chain(3, 4, retention=Retention(ttl_s=20.0)))
+        if not sealed:
+            shutil.copytree(store.path, folder)
+    if sealed:
+        shutil.copytree(folder.with_suffix(".whole"), folder)
+    clock = ManualClock()
+    clock.advance(15.0)
+    store = make(folder)
+    store.give(clock, InlineOffload())
+    async with store:
+        assert store.stats().records == 1
+
+
+async def test_a_file_that_expires_while_open_is_closed(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = make(tmp_path)
+    store.give(clock, InlineOffload())
+    async with store:
+        await store.save(RECORDS)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(20):
+            clock.advance(100_000.0)
+            await store.save(RECORDS)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 async def test_a_file_that_vanishes_is_a_miss(tmp_path: Path) -> None:

@@ -230,6 +230,36 @@ async def test_a_waiter_survives_the_cancellation_of_the_reader(tmp_path: Path) 
     assert delivered == [content(record.ref) for record in records]
 
 
+async def test_a_cancelled_waiter_gets_no_bytes_after_it_returned(tmp_path: Path) -> None:
+    gate = GatedOffload()
+    store = make(tmp_path)
+    store.give(ManualClock(), gate)
+    (record,) = chain(1, 2)
+    buffer = bytearray(record.ref.nbytes)
+
+    async def waiter(scope: anyio.CancelScope) -> None:
+        with scope:
+            await store.load([record.ref], [memoryview(buffer)])
+
+    async with store:
+        await store.save([record])
+        gate.shut()
+        async with anyio.create_task_group() as tasks:
+            scope = anyio.CancelScope()
+            tasks.start_soon(load, store, [record.ref])
+            for _ in range(5):
+                await checkpoint()
+            tasks.start_soon(waiter, scope)
+            for _ in range(5):
+                await checkpoint()
+            scope.cancel()
+            for _ in range(5):
+                await checkpoint()
+            gate.open()
+    assert scope.cancelled_caught
+    assert not any(buffer)
+
+
 @pytest.mark.parametrize(("fsync", "syncs"), [("none", 0), ("interval", 1), ("always", 10)])
 async def test_files_are_synced_as_often_as_the_policy_says(tmp_path: Path, fsync: str, syncs: int) -> None:
     disk = CountingDisk()
@@ -354,6 +384,30 @@ async def test_a_failing_disk_gives_misses_and_nothing_else(tmp_path: Path, seed
             assert again >= before, "only what a passing fault hid comes back"
             assert store.stats().nbytes >= sum(f.stat().st_blocks * 512 for f in (tmp_path / "kv").glob("*.kvseg"))
     assert sum(disk.faults.values()) > 20
+
+
+async def test_a_write_that_fails_half_way_leaves_no_bytes_behind(tmp_path: Path) -> None:
+    class FullDisk(Disk):
+        full = False
+
+        def pwritev(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
+            if self.full and len(buffers) == 1:
+                raise OSError(errno.ENOSPC, "no space left")
+            return super().pwritev(fd, buffers[:1] if self.full else buffers, offset)
+
+    disk = FullDisk()
+    async with make(tmp_path, disk) as store:
+        first, second = chain(1, 2), chain(3, 4)
+        await store.save(first)
+        (segment,) = tmp_path.glob("*.kvseg")
+        size = segment.stat().st_size
+        disk.full = True
+        await store.save(second)
+        assert segment.stat().st_size == size
+        assert store.stats().dropped == 1
+        disk.full = False
+        await store.save(second)
+        assert await check_bytes(store, first + second) == 2
 
 
 # -- killed at every call ---------------------------------------------------------------------------
