@@ -99,7 +99,8 @@ class Choice(NamedTuple):
     """A Scheduler's decision.
 
     `run` in order of claim on blocks and budget; waiting sequences in it are opened. `preempt` are running sequences
-    that may lose their blocks if a claim does not fit, first victim first. `fetch` starts loads. `shed` ends waiting
+    that may lose their blocks if a running one's claim does not fit, first victim first; a sequence that is being
+    opened never preempts. `fetch` starts loads. `shed` ends waiting
     sequences with `overloaded`.
     """
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from deepinfra.core.drafts import CostCurve, Draft, DraftOutcome, RowConfidence, TokenView
 from deepinfra.core.ids import SeqId
+from deepinfra.core.model import ExecutorLimits
 from deepinfra.engine.live import Live
 from deepinfra.interfaces.speculator import Speculator
 
@@ -25,26 +27,27 @@ class Drafting:
         """(verified, accepted) drafts so far."""
         return self._verified, self._accepted
 
-    def propose(self, lives: Mapping[SeqId, Live], max_context: int) -> None:
+    def propose(self, running: Mapping[SeqId, Live], limits: ExecutorLimits) -> None:
         """Give every decoding sequence its drafts for the next step."""
         views = [
             TokenView(live.spec.seq, live.tokens, limit)
-            for live in lives.values()
-            if live.running
-            and not live.over
+            for live in running.values()
+            if not live.over
             and live.todo == 1
-            and (limit := min(self._speculator.max_drafts, live.room - 1, max_context - len(live.tokens))) > 0
+            and (limit := min(self._speculator.max_drafts, live.room - 1, limits.max_context - len(live.tokens))) > 0
         ]
         if not views:
             return
-        limits = {view.seq: view.limit for view in views}
-        drafts = [draft for draft in self._speculator.propose(views) if draft.seq in limits]
-        rows = [RowConfidence(draft.seq, draft.confidences[: limits[draft.seq]]) for draft in drafts]
+        most = {view.seq: view.limit for view in views}
+        drafts = [draft for draft in self._speculator.propose(views) if draft.seq in most]
+        rows = [RowConfidence(draft.seq, draft.confidences[: most[draft.seq]]) for draft in drafts]
         lengths = self._speculator.allot(rows, self._curve()).lengths
         for draft, length in zip(drafts, lengths, strict=False):
-            length = max(0, min(length, limits[draft.seq], len(draft.tokens)))
-            tokens = draft.tokens[:length]
-            lives[draft.seq].drafts = Draft(draft.seq, tokens, draft.confidences[:length]) if tokens else None
+            length = max(0, min(length, most[draft.seq]))
+            # No model can verify what is no token of its own, nor what comes behind it.
+            tokens = tuple(takewhile(lambda token: 0 <= token < limits.vocab_size, draft.tokens[:length]))
+            kept = Draft(draft.seq, tokens, draft.confidences[: len(tokens)]) if tokens else None
+            running[draft.seq].drafts = kept
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         """Pass outcomes on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from deepinfra.core.drafts import Draft
@@ -15,15 +14,7 @@ from deepinfra.core.step import TokenProbs
 from deepinfra.engine.stream import Signal
 from deepinfra.interfaces.kvstore import KVStore
 
-__all__ = ("Delta", "Ending", "Live", "Load", "Source")
-
-
-class Load(Enum):
-    """How far a waiting sequence's KV has come from a store."""
-
-    NONE = "none"
-    FETCHABLE = "fetchable"
-    LOADING = "loading"
+__all__ = ("Delta", "Ending", "Live", "Source")
 
 
 class Source(NamedTuple):
@@ -88,7 +79,6 @@ class Live:
     over: bool = False
     losses: int = 0
     drafts: Draft | None = None
-    load: Load = Load.NONE
     source: Source | None = None
     loaded_tiers: dict[BlockKey, str] = field(default_factory=dict)
     cached: CachedTokens = field(default_factory=CachedTokens)

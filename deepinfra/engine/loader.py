@@ -13,7 +13,7 @@ import anyio
 from deepinfra.core.kv import FRAME_NBYTES
 from deepinfra.engine.blocks import BlockPool
 from deepinfra.engine.frames import frame_is_good
-from deepinfra.engine.live import Live, Load
+from deepinfra.engine.live import Live, Source
 from deepinfra.engine.planner import Arrived
 from deepinfra.engine.staging import Slots
 from deepinfra.engine.stream import Signal
@@ -44,22 +44,9 @@ class Loader:
         """Tell a waiting load that slots were given back."""
         self._freed.set()
 
-    async def run(self, live: Live, done: Callable[[], None]) -> None:
-        """Load what `live.source` has beyond the device's own prefix; `done` is called after each round."""
-        source = live.source
-        try:
-            if source is not None:
-                await self._rounds(live, done)
-        finally:
-            live.load = Load.NONE
-            live.source = None
-            done()
-
-    async def _rounds(self, live: Live, done: Callable[[], None]) -> None:
-        source = live.source
+    async def run(self, live: Live, source: Source, done: Callable[[], None]) -> None:
+        """Load what `source` has beyond the device's own prefix; `done` is called after each round."""
         keys = live.keys
-        if source is None:
-            return
         index = len(self._blocks.match(keys))
         while index < len(source.refs) and not live.over:
             leave = 1 if self._slots.num_slots > 1 else 0

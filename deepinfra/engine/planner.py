@@ -53,30 +53,29 @@ class _Draft:
 
 
 class Planner:
-    """Plans steps over one block pool and one executor's limits."""
+    """Plans steps over one block pool and one executor's limits; `running` are the sequences that hold blocks."""
 
     def __init__(self, blocks: BlockPool, limits: ExecutorLimits) -> None:
         self._blocks, self._limits = blocks, limits
         self._step = 0
         self._closed: list[SeqId] = []
+        self.running: dict[SeqId, Live] = {}
 
     def close(self, live: Live) -> None:
         """Give a sequence's blocks back and tell the executor in the next step; call at a step boundary only."""
         self._blocks.release(live.table)
         if live.running:
             self._closed.append(live.spec.seq)
+            del self.running[live.spec.seq]
         live.reset()
 
-    def plan(
-        self, choice: Choice, lives: Mapping[SeqId, Live], arrived: Sequence[Arrived], running: int
-    ) -> Planned | None:
+    def plan(self, choice: Choice, lives: Mapping[SeqId, Live], arrived: Sequence[Arrived]) -> Planned | None:
         """Fit a choice.
 
         Args:
             choice: The Scheduler's decision; unknown or finished sequences in it are left out.
             lives: Sequences of the pool that are not over.
             arrived: Loaded records; all of their slots are free again after the step.
-            running: Number of sequences open on the executor.
 
         Returns:
             The step, or `None` if nothing was decided. A step without items and fills is not for the executor: it
@@ -91,11 +90,10 @@ class Planner:
                 continue
             if live.running:
                 self._advance(live, min(grant.max_tokens, draft.budget), draft, victims)
-            elif running + len(draft.opened) < self._limits.max_seqs and grant.seq not in draft.preempted:
-                alone = running == 0 and not draft.items
-                self._open(live, min(grant.max_tokens, draft.budget), draft, alone)
+            elif len(self.running) + len(draft.preempted) < self._limits.max_seqs and grant.seq not in draft.preempted:
+                self._open(live, min(grant.max_tokens, draft.budget), draft, alone=not self.running)
         if not draft.items:
-            self._break_deadlock(lives, draft)
+            self._break_deadlock(draft)
         if not draft.items and not fills and not draft.preempted:
             return None
         closed: tuple[SeqId, ...] = ()
@@ -162,6 +160,7 @@ class Planner:
             return
         live.epoch = Epoch(live.epoch + 1)
         live.running = True
+        self.running[live.spec.seq] = live
         if not live.opened_before:
             live.opened_before = True
             live.cached = self._cached(live, keys, start)
@@ -224,9 +223,9 @@ class Planner:
                 return victim
         return None
 
-    def _break_deadlock(self, lives: Mapping[SeqId, Live], draft: _Draft) -> None:
+    def _break_deadlock(self, draft: _Draft) -> None:
         """With nothing planned because everything running lacks blocks, preempt until the oldest one advances."""
-        stuck = sorted((live for live in lives.values() if live.running and not live.over), key=lambda x: x.spec.seq)
+        stuck = sorted((live for live in self.running.values() if not live.over), key=lambda live: live.spec.seq)
         if len(stuck) < 2 or self._blocks.free_blocks or draft.budget <= 0:
             return
         self._advance(stuck[0], 1, draft, list(reversed(stuck)))

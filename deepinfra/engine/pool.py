@@ -21,7 +21,7 @@ from deepinfra.engine.collapse import collapsed
 from deepinfra.engine.committing import Committer
 from deepinfra.engine.drafting import Drafting
 from deepinfra.engine.handoff import Handoff, HandoffStore, export
-from deepinfra.engine.live import Ending, Live, Load
+from deepinfra.engine.live import Ending, Live, Source
 from deepinfra.engine.loader import Loader
 from deepinfra.engine.planner import Planned, Planner
 from deepinfra.engine.saver import Saver
@@ -65,7 +65,6 @@ class _Core:
         self.blocks = BlockPool(limits.num_blocks, layout.block_size)
         self.slots = Slots(pool.executor.memory.num_slots)
         self.planner = Planner(self.blocks, limits)
-        self.loads = 0
         self.loader = Loader(self.blocks, self.slots, pool.executor.memory, pool.offload)
 
 
@@ -141,6 +140,8 @@ class Pool(AsyncContextManagerMixin):
         self.state = "starting"
         self._lives: dict[SeqId, Live] = {}
         self._gone: list[Live] = []
+        self._fetchable: set[SeqId] = set()
+        self._loading: set[SeqId] = set()
         self._wake = Signal()
         self._empty = anyio.Event()
         self._core = None
@@ -212,15 +213,15 @@ class Pool(AsyncContextManagerMixin):
             except Exception:
                 _log.exception("pool %s: the store failed to save", self.name)
 
-    async def _loading(self, core: _Core, live: Live) -> None:
+    async def _load(self, core: _Core, live: Live, source: Source) -> None:
         """Run one load; a store that raises although it must not is a miss."""
-        core.loads += 1
+        self._loading.add(live.spec.seq)
         try:
-            await core.loader.run(live, self._wake.set)
+            await core.loader.run(live, source, self._wake.set)
         except Exception:
             _log.exception("pool %s: the store failed to load", self.name)
         finally:
-            core.loads -= 1
+            self._loading.discard(live.spec.seq)
             self._wake.set()
 
     def _fail(self, code: str, message: str) -> None:
@@ -234,7 +235,6 @@ class Pool(AsyncContextManagerMixin):
         """Put running sequences back into the queue, to be computed once more from their tokens and seed."""
         preempted: list[SeqId] = []
         for live in self._lives.values():
-            live.load, live.source = Load.NONE, None
             if not live.running:
                 continue
             live.reset()
@@ -272,7 +272,7 @@ class Pool(AsyncContextManagerMixin):
         device = 0 if core is None else len(core.blocks.match(live.keys))
         held = len(live.source.refs) if live.source is not None else 0
         if held > device:
-            live.load = Load.FETCHABLE
+            self._fetchable.add(spec.seq)
         cached = min(max(device, held) * self.executor.layout.block_size, len(live.tokens) - 1)
         self.scheduler.add(
             Job(
@@ -319,12 +319,12 @@ class Pool(AsyncContextManagerMixin):
 
     def view(self) -> tuple[int, int]:
         """(waiting, running) sequences; what a route needs to know."""
-        running = sum(live.running for live in self._lives.values())
+        running = len(self._core.planner.running) if self._core is not None else 0
         return len(self._lives) - running, running
 
     async def settle(self) -> None:
         """Wait until no sequence and no load is left and queued KV is saved."""
-        while (self._lives or (self._core and self._core.loads)) and self.state in ("ready", "starting"):
+        while (self._lives or self._loading) and self.state in ("ready", "starting"):
             await self._empty.wait()
         if self._saver is not None and self.state == "ready":
             await self._saver.flush()
@@ -341,8 +341,7 @@ class Pool(AsyncContextManagerMixin):
                 self._fetch(core, seq)
             self._shed(choice)
             arrived = core.loader.collect()
-            running = sum(live.running for live in self._lives.values())
-            planned = core.planner.plan(choice, self._lives, arrived, running)
+            planned = core.planner.plan(choice, self._lives, arrived)
             self._mark_opened(planned)
             if planned is None or not (planned.plan.items or planned.plan.fills):
                 core.slots.give([record.slot for record in arrived])
@@ -384,9 +383,8 @@ class Pool(AsyncContextManagerMixin):
 
     def _view(self, core: _Core) -> StepView:
         if self._drafting is not None:
-            self._drafting.propose(self._lives, self.executor.limits.max_context)
+            self._drafting.propose(core.planner.running, self.executor.limits)
         limits = self.executor.limits
-        lives = self._lives.values()
         return StepView(
             now=self.clock.now(),
             step=self._steps,
@@ -395,9 +393,10 @@ class Pool(AsyncContextManagerMixin):
             block_size=core.blocks.block_size,
             num_blocks=core.blocks.num_blocks,
             free_blocks=core.blocks.free_blocks,
-            running=tuple(self._commits.row(live) for live in lives if live.running and not live.over),
-            fetchable=frozenset(live.spec.seq for live in lives if live.load is Load.FETCHABLE and not live.running),
-            loading=frozenset(live.spec.seq for live in lives if live.load is Load.LOADING and not live.running),
+            running=tuple(self._commits.row(live) for live in core.planner.running.values() if not live.over),
+            fetchable=frozenset(self._fetchable),
+            loading=frozenset(self._loading),
+            grid=limits.grid,
         )
 
     def _reap(self, core: _Core) -> None:
@@ -409,12 +408,13 @@ class Pool(AsyncContextManagerMixin):
                 self._drafting.forget(live)
             core.planner.close(live)
             self._lives.pop(live.spec.seq, None)
+            self._fetchable.discard(live.spec.seq)
 
     def _fetch(self, core: _Core, seq: SeqId) -> None:
         live = self._lives.get(seq)
-        if live is not None and live.load is Load.FETCHABLE:
-            live.load = Load.LOADING
-            core.tasks.start_soon(self._loading, core, live)
+        if live is not None and live.source is not None and seq in self._fetchable:
+            self._fetchable.discard(seq)
+            core.tasks.start_soon(self._load, core, live, live.source)
 
     def _shed(self, choice: Choice) -> None:
         for seq in choice.shed:
@@ -428,6 +428,7 @@ class Pool(AsyncContextManagerMixin):
         now = self.clock.now()
         for seq in planned.opened:
             live = planned.lives[seq]
+            self._fetchable.discard(seq)
             if live.opened_at is None:
                 live.opened_at = now
             if self._saver is not None:
@@ -439,7 +440,7 @@ class Pool(AsyncContextManagerMixin):
 
     async def _idle(self, core: _Core) -> None:
         """Wait for work; with sequences alive at most 50 ms, so that a Scheduler that forgets to ask cannot hang us."""
-        if not self._lives and not core.loads:
+        if not self._lives and not self._loading:
             self._empty.set()
         wake_at = self.scheduler.wake_at()
         timeout = 0.05 if self._lives else float("inf")

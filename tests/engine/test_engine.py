@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from deepinfra.core.conversation import Conversation, Message, TextPart
+from deepinfra.core.drafts import Draft, TokenView
 from deepinfra.core.events import Event, Failed, Finished, TextDelta
 from deepinfra.core.ids import BlockKey
 from deepinfra.core.kv import Match, Retention
@@ -34,6 +35,7 @@ from deepinfra.errors import (
 from deepinfra.executors.toy import ToyExecutor
 from deepinfra.interfaces.executor import StepHandle
 from deepinfra.interfaces.kvstore import KVStore
+from deepinfra.interfaces.speculator import Speculator
 from deepinfra.kvstores import SsdStore
 from deepinfra.kvstores.memory import MemoryStore
 from deepinfra.placers import StaticPlacer
@@ -435,6 +437,20 @@ async def test_a_broken_scheduler_fails_the_pool_and_not_the_process() -> None:
             events = await events_of(engine, ask([1, 2], 3))
     assert isinstance(events[-1], Failed)
     assert "RuntimeError" in events[-1].message
+
+
+@pytest.mark.parametrize("stray", [-1, 260, 2**70])
+async def test_a_draft_that_is_no_token_of_the_model_is_not_verified(stray: int) -> None:
+    class Stray(Speculator):
+        max_drafts = 3
+
+        def propose(self, views: Sequence[TokenView]) -> Sequence[Draft]:
+            return [Draft(view.seq, (7, stray, 8), (1.0, 1.0, 1.0)) for view in views]
+
+    async with Engine(TinyRecipe(), Pool(Fcfs(), ToyExecutor(), speculator=Stray())) as engine:
+        events = await events_of(engine, ask([1, 2, 3], 8))
+        assert engine.stats().pools[0].drafts_verified > 0
+    assert tokens_of(events) == reference(Ask((1, 2, 3), 8))
 
 
 async def test_a_store_that_raises_is_a_miss() -> None:

@@ -65,7 +65,7 @@ class Game:
             if state.running and state.todo == 1 and self.rng.random() < 0.5:
                 state.drafts = Draft(state.spec.seq, (7, 7, 7), (0.5, 0.5, 0.5))
         running = {seq for seq, state in self.lives.items() if state.running}
-        planned = self.planner.plan(self.choice(), self.lives, self.arrived(), len(running))
+        planned = self.planner.plan(self.choice(), self.lives, self.arrived())
         if planned is not None:
             self.check(planned, running)
             self.apply(planned)
@@ -147,10 +147,10 @@ def test_a_full_hit_computes_its_last_token_without_writing() -> None:
     first, second = live(1, [1, 2, 3, 4]), live(2, [1, 2, 3, 4])
     planner = Planner(blocks, limits)
     lives = {SeqId(1): first, SeqId(2): second}
-    planner.plan(Choice(run=(Grant(SeqId(1), 16),)), lives, [], 0)
+    planner.plan(Choice(run=(Grant(SeqId(1), 16),)), lives, [])
     for index, key in enumerate(first.extend_keys(2)):
         blocks.publish(first.table[index], key)
-    planned = planner.plan(Choice(run=(Grant(SeqId(2), 16),)), lives, [], 1)
+    planned = planner.plan(Choice(run=(Grant(SeqId(2), 16),)), lives, [])
     assert planned is not None
     (item,) = planned.plan.items
     assert (item.start, item.length, item.write_from, item.blocks) == (3, 1, 4, ())
@@ -163,11 +163,11 @@ def test_two_stuck_sequences_free_one_of_them() -> None:
     first, second = live(1, [1]), live(2, [2])
     lives = {SeqId(1): first, SeqId(2): second}
     both = Choice(run=(Grant(SeqId(1), 4), Grant(SeqId(2), 4)))
-    planner.plan(both, lives, [], 0)
+    planner.plan(both, lives, [])
     for state in lives.values():
         state.tokens.append(5)
         state.computed = 1
-    planned = planner.plan(both, lives, [], 2)
+    planned = planner.plan(both, lives, [])
     assert planned is not None
     assert planned.preempted == (SeqId(2),)
     assert [item.seq for item in planned.plan.items] == [SeqId(1)]
