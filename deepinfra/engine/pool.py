@@ -309,6 +309,8 @@ class Pool(AsyncContextManagerMixin):
             live.source = await find_source(store, live, self.executor.layout)
         except Exception:
             _log.exception("pool %s: the store failed to match", self.name)
+        if handoff is None and self._saver is not None:
+            self._saver.missed(live.keys[len(live.source.refs) if live.source is not None else 0 :])
 
     async def export(self, live: Live) -> Handoff:
         """Copy a prefilled sequence's published blocks out; call inside `run`, after its first token."""

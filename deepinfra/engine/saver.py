@@ -94,6 +94,11 @@ class Saver:
             )
             self._wake()
 
+    def missed(self, keys: Sequence[BlockKey]) -> None:
+        """Take the store's word that it does not hold these (any more): computed once more, they are saved once more."""
+        for key in keys:
+            self._known.pop(key, None)
+
     def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
         """Tell the store, some time, that blocks were used on the device."""
         if keys and retention.traffic != "none":

@@ -14,7 +14,7 @@ from deepinfra.core.conversation import Conversation, Message, TextPart
 from deepinfra.core.drafts import Draft, TokenView
 from deepinfra.core.events import Event, Failed, Finished, TextDelta
 from deepinfra.core.ids import BlockKey
-from deepinfra.core.kv import Match, Retention
+from deepinfra.core.kv import Match, NamespaceFilter, Retention
 from deepinfra.core.model import ExecutorLimits
 from deepinfra.core.request import GenerateRequest, TextInput
 from deepinfra.core.sampling import SamplingParams
@@ -136,6 +136,20 @@ async def test_tenants_share_no_cache() -> None:
         same = await events_of(engine, ask(range(20), 4, tenant="a"))
     assert end_of(other).usage.cached.total == 0
     assert end_of(same).usage.cached.total == 19
+
+
+async def test_what_a_store_has_dropped_is_saved_again_when_it_is_computed_again() -> None:
+    store = MemoryStore()
+    async with Engine(TinyRecipe(), pool(store, num_blocks=16)) as engine:
+        await events_of(engine, ask(range(20), 1))
+        await engine.pools[0].settle()
+        held = store.stats().records
+        await store.forget(NamespaceFilter())
+        # Nobody's KV but this one's fits on the device beside it.
+        await events_of(engine, ask(range(100, 128), 4, retention=Retention(traffic="none")))
+        await events_of(engine, ask(range(20), 1))
+        await engine.pools[0].settle()
+        assert store.stats().records == held > 0
 
 
 async def test_retention_none_writes_nothing() -> None:
