@@ -95,7 +95,7 @@ class Saver:
             self._wake()
 
     def missed(self, keys: Sequence[BlockKey]) -> None:
-        """Take the store's word that it does not hold these (any more): computed once more, they are saved once more."""
+        """Take the store's word that it does not hold these (any more): computed again, they are saved again."""
         for key in keys:
             self._known.pop(key, None)
 
