@@ -3,13 +3,16 @@
 Source: prompt lookup decoding (A. Saxena, 2023), as in vLLM's and transformers' n-gram speculators. What changed: an
 incremental index instead of a scan, the longest of several earlier matches instead of the first, drafts that run on
 into themselves when the match overlaps the end, and confidences learned for each match length, so that the common
-gate can decide.
+gate can decide. They are learned from drafts that the gate held back, too: once one was, only that can bring it back.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import takewhile
+from operator import eq
+from typing import NamedTuple
 
 from deepinfra.core.drafts import Draft, DraftOutcome, TokenView
 from deepinfra.core.ids import SeqId
@@ -26,6 +29,14 @@ _CANDIDATES = 16
 _PRIOR = 1.0
 _FADE = 0.995
 """What was learned about a match length fades with each draft of it: one that is no longer verified gets a chance."""
+
+
+class _Drafted(NamedTuple):
+    """A sequence's last draft, after `match` equal tokens, for the positions from `at` on."""
+
+    match: int
+    at: int
+    tokens: tuple[int, ...]
 
 
 class _Index:
@@ -79,7 +90,7 @@ class Ngram(Speculator):
         self.max_drafts = max_drafts
         self._min, self._max = min_match, max_match
         self._indices: dict[SeqId, _Index] = {}
-        self._drafted: dict[SeqId, int] = {}
+        self._drafted: dict[SeqId, _Drafted] = {}
         self._right = [0.0] * (max_match + 1)
         self._wrong = [0.0] * (max_match + 1)
 
@@ -93,6 +104,7 @@ class Ngram(Speculator):
         budget = INDEX_BUDGET
         drafts: list[Draft] = []
         for view in views:
+            self._look_back(view)
             index = self._indices.get(view.seq)
             if index is None:
                 index = self._indices[view.seq] = _Index(self._min)
@@ -120,10 +132,22 @@ class Ngram(Speculator):
         for position in range(place, place + count):
             # A match that overlaps the end repeats itself: what follows is then a draft.
             drafts.append(tokens[position] if position < len(tokens) else drafts[position - len(tokens)])
-        self._drafted[view.seq] = best
+        self._drafted[view.seq] = _Drafted(best, len(tokens), tuple(drafts))
         self._right[best] *= _FADE
         self._wrong[best] *= _FADE
         return Draft(view.seq, tuple(drafts), (self.confidence(best),) * count)
+
+    def _look_back(self, view: TokenView) -> None:
+        """Learn from a draft that nobody verified: what came in its place is known by now."""
+        drafted = self._drafted.pop(view.seq, None)
+        if drafted is not None:
+            came = view.tokens[drafted.at : drafted.at + len(drafted.tokens)]
+            right = sum(1 for _ in takewhile(bool, map(eq, came, drafted.tokens)))
+            self._learn(drafted.match, len(came), right)
+
+    def _learn(self, match: int, verified: int, accepted: int) -> None:
+        self._right[match] += accepted
+        self._wrong[match] += accepted < verified
 
     def _match(self, tokens: Sequence[int], end: int) -> int:
         """How many tokens before `end` equal the last ones; `min_match` are known to."""
@@ -135,10 +159,8 @@ class Ngram(Speculator):
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         """See `Speculator.observe`."""
         for outcome in outcomes:
-            match = self._drafted.pop(outcome.seq, 0)
-            if match and outcome.verified:
-                self._right[match] += outcome.accepted
-                self._wrong[match] += outcome.accepted < outcome.verified
+            if outcome.verified and (drafted := self._drafted.pop(outcome.seq, None)) is not None:
+                self._learn(drafted.match, outcome.verified, outcome.accepted)
 
     def forget(self, seq: SeqId) -> None:
         """See `Speculator.forget`."""

@@ -98,6 +98,29 @@ def test_a_match_length_that_is_no_longer_verified_gets_another_chance():
     assert ngram.confidence(2) > 0.25
 
 
+def test_confidence_follows_what_came_where_the_gate_held_drafts_back():
+    ngram, tokens = Ngram(min_match=2, max_match=2), [5, 6, 5, 6]
+    for _ in range(20):
+        ngram.propose([TokenView(1, tokens, 4)])
+        tokens.append(tokens[-2])
+    assert ngram.confidence(2) > 0.9
+    for token in range(100, 200, 5):
+        tokens += [token, 5, 6]  # never what followed before
+        ngram.propose([TokenView(1, tokens, 4)])
+        tokens.append(token + 1)
+        ngram.propose([TokenView(1, tokens, 4)])
+    assert ngram.confidence(2) < 0.6
+
+
+def test_a_draft_that_was_verified_is_learned_from_once():
+    ngram, tokens = Ngram(min_match=2, max_match=2), [5, 6, 5, 6]
+    ngram.propose([TokenView(1, tokens, 4)])
+    ngram.observe([DraftOutcome(1, 1, 1)])
+    once = ngram.confidence(2)
+    ngram.propose([TokenView(1, [*tokens, 5, 0], 4)])
+    assert ngram.confidence(2) == once
+
+
 def test_a_long_prompt_is_indexed_over_several_calls():
     draw = random.Random(0)
     prompt = [draw.randrange(10**6) for _ in range(3 * INDEX_BUDGET)]
