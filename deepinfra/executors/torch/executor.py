@@ -159,8 +159,13 @@ class TorchExecutor(Executor):
 
     @property
     def identity(self) -> ExecutorIdentity:
-        """See `Executor.identity`. Asked for outside `async with`, it reads every byte of the weights once."""
+        """See `Executor.identity`. Asked for outside `async with`, it reads every byte of the weights once.
+
+        Raises:
+            ResourceError: The model cannot fit, so that reading them would be for nothing.
+        """
         if not self._weights:
+            check_fits(self.memory_plan(), self._block_size)
             self._weights = self._model.fingerprint()
         return ExecutorIdentity(model=self._model.name, weights=self._weights, kv_dtype=self._dtype)
 

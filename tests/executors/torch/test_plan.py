@@ -65,6 +65,8 @@ async def test_what_cannot_fit_is_refused_before_weights_are_read(made: Any) -> 
     with pytest.raises(ResourceError, match="does not fit"):
         async with executor:
             pass
+    with pytest.raises(ResourceError, match="does not fit"):
+        _ = executor.identity  # which would read every byte for a fingerprint
 
 
 def files(root: Path, contents: dict[str, str]) -> None:
