@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,7 +19,9 @@ class TorchOptions(BaseModel):
         "auto",
         description="element type of weights and KV; auto takes bfloat16 where the CPU multiplies it",
     )
-    num_blocks: int | Literal["auto"] = Field("auto", description="blocks of KV; auto sizes them from free memory")
+    num_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="blocks of KV; auto sizes them from free memory"
+    )
     block_size: int = Field(16, ge=1, le=1024, description="positions per block")
     max_step_tokens: int = Field(512, ge=1, description="most positions per step")
     max_seqs: int = Field(64, ge=1, description="most sequences at once")

@@ -11,6 +11,7 @@ import anyio
 import numpy as np
 import pytest
 import safetensors.torch
+from pydantic import ValidationError
 
 from deepinfra.core.ids import BlockId, Epoch, SeqId
 from deepinfra.core.kv import FRAME_NBYTES
@@ -203,3 +204,9 @@ async def test_a_token_outside_the_vocabulary_fails_its_sequence(path: Path) -> 
             await host.step((line, host.work(line, 64)))
         with pytest.raises(StepFailed, match="not open"):
             await ex.submit(StepPlan(3, (WorkItem(SeqId(77), Epoch(0), 0, 1, 0, True),))).result()
+
+
+@pytest.mark.parametrize("num_blocks", [0, -1, "many"])
+def test_a_number_of_blocks_that_is_none_is_refused_by_name(num_blocks: object) -> None:
+    with pytest.raises(ValidationError, match="num_blocks"):
+        TorchOptions.model_validate({"model": "x", "num_blocks": num_blocks})
