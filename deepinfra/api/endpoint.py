@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from deepinfra.api.body import ClientGone, parse_object, read_body
 from deepinfra.api.errors import WireError, wire_error, wire_error_of
@@ -54,6 +54,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         record = record_of(scope)
+        send = _failing_as_oserror(send)
         out = EventStream(send, self._limits.keepalive_s)
         call: Call | None = None
         try:
@@ -95,6 +96,23 @@ class Endpoint:
                 await out.write(b"data: " + told.body() + b"\n\n", last=True)
             else:
                 await _send(send, told.status, told.headers(), told.body())
+
+
+def _failing_as_oserror(send: Send) -> Send:
+    """`send` that says in ASGI's words that the client is gone.
+
+    uvloop has words of its own when a connection was reset and uvicorn has not been told yet.
+    """
+
+    async def sender(message: Message) -> None:
+        try:
+            await send(message)
+        except RuntimeError as error:
+            if "handler is closed" not in str(error):
+                raise
+            raise OSError("the connection is closed") from error
+
+    return sender
 
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from deepinfra.api.app import asgi
 from deepinfra.engine import Engine
@@ -73,6 +74,26 @@ async def test_a_client_that_left_is_logged_as_499(kit: Any, caplog: pytest.LogC
         ) as response:
             await anext(response.chunks())
     assert [line.split()[2] for line in lines(caplog)] == ["499", "499"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_connection_that_uvloop_found_closed_is_a_client_that_left(
+    kit: Any, engine: Engine, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    app = asgi(engine)
+
+    async def reset(scope: Scope, receive: Receive, send: Send) -> None:
+        async def closed(message: Message) -> None:
+            raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+        await app(scope, receive, closed)
+
+    async with engine:
+        async with Client(reset).request("POST", CHAT, json=kit.chat(stream=stream)):
+            await kit.until(lambda: lines(caplog))
+    assert [line.split()[2] for line in lines(caplog)] == ["499"]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_path_cannot_forge_a_line(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
