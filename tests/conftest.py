@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-# OpenMP threads that spin while another process has their core turn a 10 ms step into a second; see
-# docs/design/decisions. Must be set before anything loads torch.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+from deepinfra.config.openmp import calm_openmp
+
+calm_openmp()
 
 
 @pytest.fixture(params=["asyncio", "trio"])

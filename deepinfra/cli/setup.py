@@ -34,7 +34,10 @@ def blueprint_for(
 ) -> Blueprint:
     """Read the configuration and resolve it; options that were not given (`None`) are left out of `keywords`."""
     from deepinfra.config import read_settings, resolve
+    from deepinfra.config.openmp import calm_openmp
     from deepinfra.registry import load_plugins
+
+    calm_openmp()
 
     path = config or Path("deepinfra.toml")
     settings, provenance = read_settings(

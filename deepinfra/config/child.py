@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from deepinfra.config.openmp import calm_openmp
 from deepinfra.errors import DeepinfraError, UnknownComponentError
 from deepinfra.executors.process import serve_child
 from deepinfra.registry import load_plugins
@@ -22,6 +23,7 @@ def main(argv: Sequence[str]) -> int:
         argv: Name of the executor, its options as JSON, number of the socket.
     """
     name, options, fd = argv
+    calm_openmp()
     try:
         registry = load_plugins()
         entry = registry.executors.get(name)
