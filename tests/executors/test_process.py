@@ -358,6 +358,16 @@ async def test_leaving_waits_for_a_step_in_flight_and_ends_the_child() -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+async def test_a_step_under_way_is_answered_although_everything_around_it_is_cancelled() -> None:
+    with anyio.CancelScope() as scope:
+        async with process("slow", at=1, step_timeout_s=5) as executor:
+            handle = executor.submit(StepPlan(1, ()))
+            scope.cancel()
+            with anyio.CancelScope(shield=True):
+                result = await handle.result()
+    assert result.step == 1
+
+
 def test_neither_side_loads_torch() -> None:
     code = "import sys, deepinfra.executors.process as p; assert 'torch' not in sys.modules and p.ProcessExecutor"
     subprocess.run([sys.executable, "-c", code], check=True)

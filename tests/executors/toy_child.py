@@ -37,6 +37,8 @@ class FaultyToy(ToyExecutor):
                     os._exit(7)
                 case "hang":
                     time.sleep(60)
+                case "slow":
+                    time.sleep(0.3)
                 case "garbage":
                     os.write(int(sys.argv[2]), b"\x03\x00\x00\x00\xc1\xc1\xc1" * 3)
                 case "long":

@@ -246,6 +246,7 @@ class _Child:
         self._tickets = 0
         self._lost: str | None = None
         self._tasks: TaskGroup
+        self._reading: anyio.CancelScope
 
     @property
     def pid(self) -> int:
@@ -271,6 +272,8 @@ class _Child:
     async def running(self) -> AsyncIterator[None]:
         """Reads replies meanwhile; stops the child at the end. Errors of the body leave ungrouped."""
         failure: Exception | None = None
+        # Shielded: whoever is cancelled while a step is under way still waits for its reply, which must be read.
+        self._reading = anyio.CancelScope(shield=True)
         async with anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._read)
             try:
@@ -282,6 +285,7 @@ class _Child:
                     if self._lost is None:
                         self._send(Stop())
                         await self._process.wait()
+                self._reading.cancel()
                 self._tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
@@ -319,13 +323,14 @@ class _Child:
             self._tasks.start_soon(self._channel.flush)
 
     async def _read(self) -> None:
-        try:
-            while self._lost is None:
-                self._settle(await self._channel.receive())
-        except Closed:
-            self._lose(await self._obituary())
-        except Garbage as error:
-            self._lose(f"the executor's process sent nonsense: {error}")
+        with self._reading:
+            try:
+                while self._lost is None:
+                    self._settle(await self._channel.receive())
+            except Closed:
+                self._lose(await self._obituary())
+            except Garbage as error:
+                self._lose(f"the executor's process sent nonsense: {error}")
 
     def _settle(self, reply: Reply) -> None:
         match reply:
