@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated
@@ -88,7 +88,7 @@ async def _serve(blueprint: Blueprint, engine: Engine, registry: Registry, liste
             _announce(blueprint, listener)
             await _first_signal(settings.drain_deadline_s)
             if not await engine.drain(settings.drain_deadline_s):
-                typer.echo("not every request was finished in time; the rest ends with an error", err=True)
+                _say("not every request was finished in time; the rest ends with an error", err=True)
             watching.cancel_scope.cancel()
         _tell(observers, engine)
         # Only now, so that what was cut has somewhere to send its error to.
@@ -127,7 +127,13 @@ async def _first_signal(deadline_s: float) -> None:
     # From here on the kernel acts on a second signal, however busy the loop is; KV on disk survives that.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    typer.echo(f"{number.name}: finishing running requests, {deadline_s:g} s at most; again to stop at once")
+    _say(f"{number.name}: finishing running requests, {deadline_s:g} s at most; again to stop at once")
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    """Tell the operator, if anybody still reads: a terminal or pipe that is gone must not cut the requests off."""
+    with suppress(OSError):
+        typer.echo(text, err=err)
 
 
 def _announce(blueprint: Blueprint, listener: socket.socket) -> None:

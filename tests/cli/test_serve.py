@@ -81,6 +81,15 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(home: Home) -> Non
         assert served.process.wait(timeout=30) == 0
 
 
+def test_nobody_needs_to_read_what_it_prints_for_streams_to_finish(home: Home) -> None:
+    with home.serving() as served, streaming(served) as chunks:
+        served.process.stdout.close()  # type: ignore[union-attr]
+        served.process.send_signal(signal.SIGTERM)
+        *_, last, _ = chunks
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert served.process.wait(timeout=30) == 0
+
+
 def test_streams_that_pass_the_deadline_end_with_an_error_and_it_still_exits_cleanly(home: Home) -> None:
     with home.serving(DEEPINFRA_DRAIN_DEADLINE_S="0.2") as served, streaming(served) as chunks:
         served.process.send_signal(signal.SIGTERM)
