@@ -22,7 +22,7 @@
     ├── EngineError                 engine-error          the engine cannot serve this (5xx)
     │   ├── EngineNotRunningError   engine-not-running    nobody entered the engine
     │   ├── EngineDrainingError     engine-draining       shutting down, no new requests
-    │   ├── PoolFailedError         pool-failed           the executor was lost too often
+    │   ├── PoolFailedError         pool-failed           the executor was lost too often, or a part is broken
     │   ├── DeadlineExceededError   deadline-exceeded     the request's own deadline passed
     │   └── ClientTimeoutError      client-timeout        nobody read the stream for too long
     ├── ExecutorError               executor-error
@@ -272,13 +272,13 @@ class EngineDrainingError(EngineError):
 
 
 class PoolFailedError(EngineError):
-    """Raised when a pool's executor was lost too often and the pool no longer serves."""
+    """Raised when a pool no longer serves: its executor was lost too often, or a part of it is broken."""
 
     code = "pool-failed"
 
-    def __init__(self, losses: int, last: str) -> None:
-        self.losses = losses
-        super().__init__(f"the executor was lost {losses} times, last: {last}")
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f"the pool no longer serves: {why}")
 
 
 class DeadlineExceededError(EngineError):

@@ -13,6 +13,8 @@ from deepinfra.interfaces.speculator import Speculator
 
 __all__ = ("Drafting",)
 
+_SAMPLES = 3
+
 
 class Drafting:
     """One pool's use of its Speculator. Whatever it proposes, only speed can change."""
@@ -20,7 +22,7 @@ class Drafting:
     def __init__(self, speculator: Speculator) -> None:
         self._speculator = speculator
         self._verified = self._accepted = 0
-        self._seconds: dict[int, float] = {}
+        self._seconds: dict[int, tuple[int, float]] = {}
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -58,19 +60,23 @@ class Drafting:
 
     def timed(self, tokens: int, seconds: float) -> None:
         """Learn what a step with only decoding rows cost."""
-        old = self._seconds.get(tokens)
-        self._seconds[tokens] = seconds if old is None else 0.9 * old + 0.1 * seconds
+        count, mean = self._seconds.get(tokens, (0, seconds))
+        weight = max(0.1, 1 / (count + 1))
+        self._seconds[tokens] = (count + 1, mean + weight * (seconds - mean))
 
     def forget(self, live: Live) -> None:
         """A sequence is over."""
         self._speculator.forget(live.spec.seq)
 
     def _curve(self) -> CostCurve:
-        """Measured seconds by step size, made non-decreasing; empty until two sizes are known."""
-        if len(self._seconds) < 2:
+        """Measured seconds by step size, made non-decreasing; empty until two sizes are known.
+
+        A size counts after `_SAMPLES` steps only: one unlucky first step must not keep it from being tried again.
+        """
+        sizes = sorted(size for size, (count, _) in self._seconds.items() if count >= _SAMPLES)
+        if len(sizes) < 2:
             return CostCurve((), ())
-        sizes = sorted(self._seconds)
         times: list[float] = []
         for size in sizes:
-            times.append(max(self._seconds[size], times[-1] if times else 0.0))
+            times.append(max(self._seconds[size][1], times[-1] if times else 0.0))
         return CostCurve(tuple(sizes), tuple(times))

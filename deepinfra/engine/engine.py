@@ -34,7 +34,6 @@ from deepinfra.errors import (
     EngineNotRunningError,
     ExecutorLost,
     Overloaded,
-    PoolFailedError,
     RequestError,
     UnsupportedFieldError,
 )
@@ -363,7 +362,7 @@ class Engine(AsyncContextManagerMixin):
     def _choose(self, pools: Sequence[Pool], spec: SeqSpec) -> Pool:
         serving = [pool for pool in pools if pool.state not in ("failed", "stopped")]
         if not serving:
-            raise PoolFailedError(0, "no pool of this kind serves")
+            raise next((pool.failure for pool in pools if pool.failure is not None), EngineNotRunningError())
         if len(serving) == 1:
             return serving[0]
         return serving[self._route(spec, [PoolView((pool.name, *pool.view())) for pool in serving])]

@@ -30,6 +30,7 @@ from deepinfra.engine.staging import Slots
 from deepinfra.engine.stats import Histogram, PoolStats, State
 from deepinfra.engine.stream import Signal
 from deepinfra.errors import (
+    EngineNotRunningError,
     ExecutorLost,
     Overloaded,
     PoolFailedError,
@@ -48,9 +49,10 @@ __all__ = ("Pool",)
 _log = logging.getLogger("deepinfra.engine")
 
 MAX_LOSSES = 3
-"""Executor losses after which a pool gives up, unless `_HEALTHY_STEPS` steps went well in between."""
+"""Executor losses in a row after which a pool gives up."""
 
-_HEALTHY_STEPS = 256
+_HEALTHY_STEPS, _HEALTHY_S = 256, 60.0
+"""A loss after so many good steps, or so long after entering, is no longer in a row with the one before."""
 
 _INLINE_TOKENS = 16384
 """Longer prompts are hashed off the loop: SHA-256 over 16k tokens takes about 0.5 ms."""
@@ -101,6 +103,7 @@ class Pool(AsyncContextManagerMixin):
         self.clock: Clock = clock or SystemClock()
         self.offload: Offload = offload or ThreadOffload()
         self.state: State = "stopped"
+        self.failure: PoolFailedError | None = None
         self._recipe_version = ""
         self._core: _Core | None = None
         self.limits: ExecutorLimits
@@ -137,7 +140,7 @@ class Pool(AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        self.state = "starting"
+        self.state, self.failure = "starting", None
         self._lives: dict[SeqId, Live] = {}
         self._gone: list[Live] = []
         self._fetchable: set[SeqId] = set()
@@ -165,10 +168,10 @@ class Pool(AsyncContextManagerMixin):
 
     async def _serve(self, *, task_status: TaskStatus[None]) -> None:
         """Keep an executor entered and step it; a lost one is entered again, up to a limit."""
-        started = False
+        started, in_a_row = False, 0
         while True:
             lost: ExecutorLost | None = None
-            steps_before = self._steps
+            steps_before, entered_at = self._steps, self.clock.now()
             try:
                 with collapsed():
                     async with self.executor, anyio.create_task_group() as tasks:
@@ -190,16 +193,17 @@ class Pool(AsyncContextManagerMixin):
                 if not started:
                     raise
                 _log.exception("pool %s failed", self.name)
-                self._fail("engine-error", f"the pool failed ({type(error).__name__}); the log says more")
+                self._fail(PoolFailedError(f"one of its parts raised {type(error).__name__}; the log says more"))
                 return
-            self._losses = self._losses + 1 if self._steps - steps_before < _HEALTHY_STEPS else 1
             self._core = None
             if lost is None:
                 return
-            _log.warning("pool %s lost its executor (%d): %s", self.name, self._losses, lost)
-            if self._losses >= MAX_LOSSES:
-                failure = PoolFailedError(self._losses, str(lost))
-                self._fail(failure.code, str(failure))
+            healthy = self._steps - steps_before >= _HEALTHY_STEPS or self.clock.now() - entered_at >= _HEALTHY_S
+            in_a_row = 1 if healthy else in_a_row + 1
+            self._losses += 1
+            _log.warning("pool %s lost its executor (%d in a row): %s", self.name, in_a_row, lost)
+            if in_a_row >= MAX_LOSSES:
+                self._fail(PoolFailedError(f"its executor was lost {in_a_row} times in a row, last: {lost}"))
                 return
             self.state = "starting"
             self._recover(lost)
@@ -224,12 +228,12 @@ class Pool(AsyncContextManagerMixin):
             self._loading.discard(live.spec.seq)
             self._wake.set()
 
-    def _fail(self, code: str, message: str) -> None:
-        self.state = "failed"
+    def _fail(self, failure: PoolFailedError) -> None:
+        self.state, self.failure = "failed", failure
         self._core = None
         self._empty.set()
         for live in list(self._lives.values()):
-            live.push((), (), Ending(code, message))
+            live.push((), (), Ending(failure.code, str(failure)))
 
     def _recover(self, lost: ExecutorLost) -> None:
         """Put running sequences back into the queue, to be computed once more from their tokens and seed."""
@@ -256,7 +260,7 @@ class Pool(AsyncContextManagerMixin):
 
         Raises:
             Overloaded: The scheduler does not admit it.
-            PoolFailedError: The pool no longer serves.
+            PoolFailedError: The pool no longer serves; says why.
         """
         namespace = namespace_of(self.executor, self._recipe_version, spec.tenant)
         live = Live(spec=spec, root=root_key(namespace), tokens=list(spec.tokens), prefill_only=prefill_only)
@@ -267,7 +271,7 @@ class Pool(AsyncContextManagerMixin):
         await self._find_source(live, handoff)
         # Not before the wait: a pool that failed meanwhile has told every sequence it knew, and not this one.
         if self.state in ("failed", "stopped"):
-            raise PoolFailedError(self._losses, "the pool no longer serves")
+            raise self.failure or EngineNotRunningError
         core = self._core
         device = 0 if core is None else len(core.blocks.match(live.keys))
         held = len(live.source.refs) if live.source is not None else 0

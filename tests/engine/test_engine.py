@@ -493,3 +493,25 @@ def test_importing_deepinfra_loads_no_torch_and_no_starlette(tmp_path: Path) -> 
     code = "import sys, deepinfra, deepinfra.engine; print([m for m in ('torch', 'starlette') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert out.stdout.strip() == "[]"
+
+
+async def test_losses_that_are_far_apart_do_not_fail_a_pool() -> None:
+    clock = ManualClock()
+    flaky = FlakyExecutor(ToyExecutor(), random.Random(0), rate=1.0, kinds=("lose",), most=5)
+    async with Engine(TinyRecipe(), Pool(Fcfs(), flaky), clock=clock) as engine:
+        for _ in range(5):
+            clock.advance(61)
+            await events_of(engine, ask([1, 2], 1))
+        assert flaky.injected == {"lose": 5}
+        assert engine.state == "ready"
+        assert engine.stats().pools[0].executor_losses == 5
+
+
+async def test_a_failed_pool_says_why_to_every_request() -> None:
+    flaky = FlakyExecutor(ToyExecutor(), random.Random(0), rate=1.0, kinds=("lose",), most=99)
+    async with Engine(TinyRecipe(), Pool(Fcfs(), flaky)) as engine:
+        while engine.state != "failed":
+            with contextlib.suppress(PoolFailedError):
+                await events_of(engine, ask([1], 2))
+        with pytest.raises(PoolFailedError, match="lost 3 times in a row, last: the device fell off the bus"):
+            await events_of(engine, ask([1], 2))
