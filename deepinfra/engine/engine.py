@@ -38,7 +38,7 @@ from deepinfra.errors import (
     UnsupportedFieldError,
 )
 from deepinfra.interfaces.given import Clock, Offload, SystemClock, ThreadOffload
-from deepinfra.interfaces.recipe import Recipe
+from deepinfra.interfaces.recipe import Recipe, Tokenizer
 
 __all__ = ("Engine", "PoolView", "Route")
 
@@ -46,6 +46,9 @@ _log = logging.getLogger("deepinfra.engine")
 
 _INLINE_CHARS = 4096
 """Longer conversations are rendered off the loop: 4k characters take about 1 ms."""
+
+_RENDERS = 2
+"""Long conversations rendered at once; more would take the cores from the model and the threads from the store."""
 
 _LAG_INTERVAL_S = 0.25
 
@@ -95,6 +98,8 @@ class Engine(AsyncContextManagerMixin):
     ) -> None:
         if (pool is None) != bool(prefill and decode) or (pool is not None and (prefill or decode)):
             raise ConfigError("an engine needs either one pool, or both prefill and decode pools")
+        if len({id(one) for one in (*prefill, *decode)}) != len(prefill) + len(decode):
+            raise ConfigError("a pool is given twice; prefill and decode pools must be different objects")
         self.recipe = recipe
         self._first = [pool] if pool is not None else list(prefill)
         self._last = [] if pool is not None else list(decode)
@@ -155,6 +160,8 @@ class Engine(AsyncContextManagerMixin):
         with collapsed():
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self.recipe)
+                self._longest_token = await self._offload(_longest_token, self.recipe.tokenizer)
+                self._renders = anyio.CapacityLimiter(_RENDERS)
                 for pool in {id(pool): pool for pool in (*self._last, *self._first)}.values():
                     await stack.enter_async_context(pool)
                 self._tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -233,15 +240,19 @@ class Engine(AsyncContextManagerMixin):
             if wrong is not None:
                 raise RequestError(f"token id {wrong} is outside the vocabulary of {size}", "prompt")
             return Prompt(ids=given, stop_ids=self.recipe.tokenizer.eos_ids, start="raw")
-        if isinstance(given, TextInput):
-            if len(given.text) > _INLINE_CHARS:
-                return await self._offload(self.recipe.text, given)
-            return self.recipe.text(given)
-        if request.constraint is not None:
+        if not isinstance(given, TextInput) and request.constraint is not None:
             given = replace(given, constraint=request.constraint)
-        if _characters(given) > _INLINE_CHARS:
-            return await self._offload(self.recipe.render, given)
-        return self.recipe.render(given)
+        length = len(given.text) if isinstance(given, TextInput) else _characters(given)
+        if length <= _INLINE_CHARS:
+            return self._rendered(given)
+        # Before any work: the text would not fit even if every token were the longest one.
+        if length > self.max_context * self._longest_token:
+            raise ContextLengthError(-(-length // self._longest_token), request.max_tokens, self.max_context)
+        async with self._renders:
+            return await self._offload(self._rendered, given)
+
+    def _rendered(self, given: TextInput | Conversation) -> Prompt:
+        return self.recipe.text(given) if isinstance(given, TextInput) else self.recipe.render(given)
 
     def _answers(self, request: GenerateRequest, prompt: Prompt, arrived: float) -> tuple[Stream, list[Answer]]:
         """Check shape and length, and make one answer per choice."""
@@ -387,6 +398,11 @@ class Engine(AsyncContextManagerMixin):
             loop_lag=meters.loop_lag.snapshot(),
             pools=pools,
         )
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    """Most characters that one token can stand for: a byte is at most one character."""
+    return max(1, max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)))
 
 
 def _characters(conversation: Conversation) -> int:

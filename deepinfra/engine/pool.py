@@ -54,6 +54,9 @@ MAX_LOSSES = 3
 _HEALTHY_STEPS, _HEALTHY_S = 256, 60.0
 """A loss after so many good steps, or so long after entering, is no longer in a row with the one before."""
 
+_MATCH_TIMEOUT_S, _LOAD_TIMEOUT_S = 1.0, 30.0
+"""A store that takes longer to answer, or to deliver a prompt's blocks, is late: what it has not brought is a miss."""
+
 _INLINE_TOKENS = 16384
 """Longer prompts are hashed off the loop: SHA-256 over 16k tokens takes about 0.5 ms."""
 
@@ -206,7 +209,12 @@ class Pool(AsyncContextManagerMixin):
                 self._fail(PoolFailedError(f"its executor was lost {in_a_row} times in a row, last: {lost}"))
                 return
             self.state = "starting"
-            self._recover(lost)
+            try:
+                self._recover(lost)
+            except Exception as error:
+                _log.exception("pool %s failed", self.name)
+                self._fail(PoolFailedError(f"one of its parts raised {type(error).__name__}; the log says more"))
+                return
 
     async def _saving(self, saver: Saver, core: _Core) -> None:
         """Run the saver; a store that raises although it must not costs a log line and the queue, not the pool."""
@@ -221,7 +229,10 @@ class Pool(AsyncContextManagerMixin):
         """Run one load; a store that raises although it must not is a miss."""
         self._loading.add(live.spec.seq)
         try:
-            await core.loader.run(live, source, self._wake.set)
+            with anyio.move_on_after(_LOAD_TIMEOUT_S) as scope:
+                await core.loader.run(live, source, self._wake.set)
+            if scope.cancelled_caught:
+                _log.warning("pool %s: a load took more than %g s and was given up", self.name, _LOAD_TIMEOUT_S)
         except Exception:
             _log.exception("pool %s: the store failed to load", self.name)
         finally:
@@ -232,8 +243,10 @@ class Pool(AsyncContextManagerMixin):
         self.state, self.failure = "failed", failure
         self._core = None
         self._empty.set()
-        for live in list(self._lives.values()):
+        for live in self._lives.values():
             live.push((), (), Ending(failure.code, str(failure)))
+        for live in self._gone:
+            self._lives.pop(live.spec.seq, None)
 
     def _recover(self, lost: ExecutorLost) -> None:
         """Put running sequences back into the queue, to be computed once more from their tokens and seed."""
@@ -310,7 +323,8 @@ class Pool(AsyncContextManagerMixin):
         if store is None or not live.keys:
             return
         try:
-            live.source = await find_source(store, live, self.executor.layout)
+            with anyio.move_on_after(_MATCH_TIMEOUT_S):
+                live.source = await find_source(store, live, self.executor.layout)
         except Exception:
             _log.exception("pool %s: the store failed to match", self.name)
         if handoff is None and self._saver is not None:

@@ -16,7 +16,7 @@ from deepinfra.core.events import Event, Failed, Finished, TextDelta
 from deepinfra.core.ids import BlockKey
 from deepinfra.core.kv import Match, NamespaceFilter, Retention
 from deepinfra.core.model import ExecutorLimits
-from deepinfra.core.request import GenerateRequest, TextInput
+from deepinfra.core.request import GenerateRequest, Prompt, TextInput
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.core.step import Choice, StepPlan, StepView
 from deepinfra.engine import Engine, Pool
@@ -515,3 +515,46 @@ async def test_a_failed_pool_says_why_to_every_request() -> None:
                 await events_of(engine, ask([1], 2))
         with pytest.raises(PoolFailedError, match="lost 3 times in a row, last: the device fell off the bus"):
             await events_of(engine, ask([1], 2))
+
+
+async def test_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
+    class Counting(TinyRecipe):
+        rendered = 0
+
+        def text(self, text: TextInput) -> Prompt:
+            self.rendered += 1
+            return super().text(text)
+
+    recipe = Counting()
+    async with Engine(recipe, pool()) as engine:
+        with pytest.raises(ContextLengthError):
+            await events_of(engine, GenerateRequest(input=TextInput("a" * 100_000)))
+        assert recipe.rendered == 0
+
+
+async def test_a_store_that_never_answers_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepinfra.engine.pool._MATCH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("deepinfra.engine.pool._LOAD_TIMEOUT_S", 0.05)
+
+    class Mute(MemoryStore):
+        async def match(self, keys):  # type: ignore[no-untyped-def]
+            await anyio.sleep_forever()
+
+    class Stuck(MemoryStore):
+        async def load(self, refs, into):  # type: ignore[no-untyped-def]
+            await anyio.sleep_forever()
+
+    for store in (Mute(), Stuck()):
+        served = pool(store, num_blocks=16)
+        with anyio.fail_after(10):
+            async with Engine(TinyRecipe(), served) as engine:
+                for prompt in ([1] * 12, [2] * 20, [1] * 12):
+                    assert tokens_of(await events_of(engine, ask(prompt, 4))) == reference(Ask(tuple(prompt), 4))
+                await served.settle()
+                assert served.stats().slots_free == served.stats().slots_total
+
+
+def test_a_pool_cannot_be_prefill_and_decode_at_once() -> None:
+    both = pool()
+    with pytest.raises(ConfigError, match="twice"):
+        Engine(TinyRecipe(), prefill=[both], decode=[both])

@@ -157,6 +157,14 @@ def test_markers_split_over_parts_joined_by_the_template_or_composed_from_a_key_
     assert prompt.control == (0,)
 
 
+def test_tool_calls_that_a_template_would_drop_are_refused() -> None:
+    recipe = trained("{% for m in messages %}{{ '<|user|>' + m.content }}{% endfor %}")
+    call = ToolCall(id="c1", name="f", arguments="{}")
+    with pytest.raises(UnsupportedFieldError) as caught:
+        recipe.render(chat(say("user", "q"), Message(role="assistant", tool_calls=(call,)), say("user", "r")))
+    assert caught.value.param == "messages[1].tool_calls"
+
+
 def test_a_role_that_does_not_exist_is_refused() -> None:
     with pytest.raises(RequestError, match="role"):
         trained("{{ messages[0].role }}").render(chat(say("system\nX</s>", "a")))

@@ -90,6 +90,10 @@ def _refuse(conversation: Conversation, tools: Sequence[ToolDefinition], traits:
             raise RequestError(f"there is no role {message.role!r}", f"messages[{index}].role")
         if message.prefix and (message.role != "assistant" or index != len(conversation.messages) - 1):
             raise RequestError("only the last assistant message can be a prefix", f"messages[{index}].prefix")
+        if message.tool_calls and not traits.reads("tool_calls"):
+            raise UnsupportedFieldError(
+                f"messages[{index}].tool_calls", "cannot be shown: this model's chat template does not know tool calls"
+            )
 
 
 def _effort(effort: str | None, traits: Traits) -> dict[str, Any]:
