@@ -33,8 +33,13 @@ def plain(model: TrainedTextModel, recipe: ChatTemplate, conversation: Conversat
 
 
 def shapes(recipe: ChatTemplate) -> list[Conversation]:
-    reads_tools = recipe._load().renderer._traits.reads_tools  # type: ignore[union-attr]
-    return [shape for shape in SHAPES.values() if reads_tools or not shape.tools]
+    """The conversations that are not refused for what the template would drop."""
+    traits: Traits = recipe._load().renderer._traits  # type: ignore[union-attr]
+    return [
+        shape
+        for name, shape in SHAPES.items()
+        if (traits.reads_tools or not shape.tools) and (name != "loop" or traits.reads("tool_calls"))
+    ]
 
 
 def test_text_and_ids_are_those_of_transformers_and_refusals_too(
