@@ -1,10 +1,12 @@
 """How a token is drawn: the parameters, and the random numbers as a pure function.
 
-A random number depends on (seed, choice, position, purpose) and on nothing else: not on the batch, the step, the
-drafts or how often the sequence was preempted. `uniform` is SplitMix64 over a mix of the four.
+A random number depends on (seed, choice, position, purpose) and, in a draw among tokens, on the token's id, and on
+nothing else: not on the batch, the step, the drafts or how often the sequence was preempted. `stream_key` mixes the
+four, `uniform` is that key as a number, and `token_uniform` is the key's own SplitMix64 stream, one number a token.
 
 Source: the idea of stateless per-position streams is DeepInfer's (facts: sampling rules); mixing constants are those
-of SplitMix64 (Steele, Lea, Flood, 2014). The four-way mix is our own.
+of SplitMix64 (Steele, Lea, Flood, 2014). The four-way mix is our own. That the draw is a race, with a number for each
+token, is the Gumbel-max trick (Maddison, Tarlow, Minka, "A* Sampling", 2014).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ("Purpose", "SamplingParams", "uniform")
+__all__ = ("Purpose", "SamplingParams", "stream_key", "token_uniform", "uniform")
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -29,6 +31,11 @@ class Purpose(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen from logits. Order: logit_bias, penalties, temperature, top_k, top_p, min_p, draw.
+
+    The draw is a race: of the tokens left, the one with the smallest `-log(token_uniform(key, token)) / p(token)` is
+    taken, equals by lowest id. It falls on each token with its probability, whatever `p` is scaled by. A token's number
+    does not depend on the other tokens, so a filter that keeps the token drawn changes nothing, and rounding that
+    moves the probabilities by 1e-6 in sum moves the token about as often.
 
     Attributes:
         temperature: 0 means greedy (ties go to the lowest id).
@@ -61,8 +68,8 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def uniform(seed: int, choice: int, position: int, purpose: Purpose) -> float:
-    """A number in [0, 1) for one draw.
+def stream_key(seed: int, choice: int, position: int, purpose: Purpose) -> int:
+    """The 64 bits that stand for one draw.
 
     Args:
         seed: Any integer; reduced modulo 2**64.
@@ -72,5 +79,22 @@ def uniform(seed: int, choice: int, position: int, purpose: Purpose) -> float:
     """
     z = _mix(seed & _MASK)
     z = _mix(z ^ (choice & _MASK))
-    z = _mix(z ^ (((position << 2) | int(purpose)) & _MASK))
-    return (z >> 11) * 2.0**-53
+    return _mix(z ^ (((position << 2) | int(purpose)) & _MASK))
+
+
+def uniform(seed: int, choice: int, position: int, purpose: Purpose) -> float:
+    """A number in [0, 1) for one draw; arguments as in `stream_key`."""
+    return (stream_key(seed, choice, position, purpose) >> 11) * 2.0**-53
+
+
+def token_uniform(key: int, token: int) -> float:
+    """A token's number in a draw, strictly between 0 and 1.
+
+    It is number `token` of the SplitMix64 generator that starts at `key`: its upper 52 bits and one half, over 2**52.
+    With 53 bits the half would round the largest one up to 1, which would win every race.
+
+    Args:
+        key: From `stream_key`.
+        token: Its id.
+    """
+    return ((_mix((key + token * _GOLDEN) & _MASK) >> 12) + 0.5) * 2.0**-52

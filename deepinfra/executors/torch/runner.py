@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from deepinfra.core.ids import Epoch, SeqId
-from deepinfra.core.sampling import Purpose, uniform
+from deepinfra.core.sampling import Purpose, stream_key
 from deepinfra.core.step import (
     MaskRows,
     SeqFailure,
@@ -239,9 +239,9 @@ def _rows(one: _Work, allowed: NDArray[np.bool_] | None) -> list[Row]:
     rows = []
     for count in range(len(one.item.drafts) + 1):
         position = known + count
-        draw = uniform(opened.seed, opened.choice, position, Purpose.SAMPLE) if draws else 0.0
+        key = stream_key(opened.seed, opened.choice, position, Purpose.SAMPLE) if draws else 0
         mask = allowed[count] if allowed is not None and count < len(allowed) else None
-        rows.append(Row(params, draw, line[:position], opened.prompt_len, mask))
+        rows.append(Row(params, key, line[:position], opened.prompt_len, mask))
     return rows
 
 

@@ -18,22 +18,24 @@ __all__ = ("Drawn", "Row", "sample")
 _CANDIDATES = 512
 """Likeliest tokens looked at first for top_p and min_p; the whole vocabulary is sorted only for rows that need more."""
 
-_BUCKET = 256
-"""Tokens per partial sum of a plain draw, so that only the bucket drawn is summed token by token."""
+_TINY = float(np.finfo(np.float32).tiny)
+"""A temperature that float32 would round to 0, which divides to NaN, is taken as this, as near to greedy as can be."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Row(NamedTuple):
     """How one row of logits becomes a token.
 
     Attributes:
-        uniform: The draw, in [0, 1).
+        key: The draw's `stream_key`; greedy rows do not use it.
         history: Tokens before the one drawn, prompt included.
         prompt_len: Where the output begins in `history`.
         allowed: Mask over the vocabulary; `None` allows all.
     """
 
     params: SamplingParams
-    uniform: float
+    key: int
     history: NDArray[np.int64]
     prompt_len: int
     allowed: NDArray[np.bool_] | None = None
@@ -50,7 +52,7 @@ class Drawn(NamedTuple):
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[Drawn]:
     """Choose a token for every row.
 
-    Greedy rows and plain temperature draws are computed for all rows at once.
+    Greedy rows and the probabilities that filters need are computed for all rows at once.
 
     Args:
         logits: `[rows, vocab]`, in the compute type; may be overwritten.
@@ -62,14 +64,17 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[Drawn]:
             _edit(line, row)
     best, greedy = logits.max(-1)  # the first of equals
     tokens, finite = greedy.tolist(), torch.isfinite(best).tolist()
-    plain = [i for i, row in enumerate(rows) if finite[i] and row.params.temperature > 0 and not _filtered(row.params)]
+    warm = [i for i, row in enumerate(rows) if finite[i] and row.params.temperature > 0]
+    plain = [i for i in warm if not _filtered(rows[i].params)]
     if plain:
-        for i, token in zip(plain, _draw_plain(logits, best, rows, plain), strict=True):
-            tokens[i] = token
-    filtered = [i for i, row in enumerate(rows) if finite[i] and row.params.temperature > 0 and _filtered(row.params)]
+        steps = np.arange(logits.shape[-1], dtype=np.uint64) * _GOLDEN
+        for i in plain:
+            tokens[i] = _race(logits[i], steps, rows[i])
+    filtered = [i for i in warm if _filtered(rows[i].params)]
     if filtered:
-        for i, token in zip(filtered, _draw_filtered(logits, best, rows, filtered), strict=True):
-            tokens[i] = token
+        for i, ids in zip(filtered, _keep(logits, best, rows, filtered), strict=True):
+            winner = _race(logits[i][ids], ids.numpy().astype(np.uint64) * _GOLDEN, rows[i])
+            tokens[i] = int(ids[winner])
     drawn = []
     for i, row in enumerate(rows):
         if not finite[i]:
@@ -109,42 +114,40 @@ def _edit(line: Tensor, row: Row) -> None:
         line.masked_fill_(torch.from_numpy(~row.allowed), float("-inf"))
 
 
-def _draw_plain(logits: Tensor, best: Tensor, rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
-    """Inverse of the cumulative distribution in order of ids, by buckets of partial sums."""
-    lines = logits if len(chosen) == len(rows) else logits[chosen]
-    top = best[chosen].float().unsqueeze(1)
-    heat = _heat([rows[i].params.temperature for i in chosen])
-    weights = (lines.float() - top).div_(heat).exp_()  # [chosen, vocab]
-    vocab = weights.shape[1]
-    if vocab % _BUCKET:
-        weights = torch.nn.functional.pad(weights, (0, _BUCKET - vocab % _BUCKET))
-    buckets = weights.view(len(chosen), -1, _BUCKET)
-    sums = buckets.sum(-1).double().cumsum(-1)
-    target = torch.tensor([rows[i].uniform for i in chosen], dtype=torch.float64).unsqueeze(1) * sums[:, -1:]
-    bucket = _first_above(sums, target, buckets.sum(-1) > 0)
-    inside = buckets.gather(1, bucket.view(-1, 1, 1).expand(-1, 1, _BUCKET)).squeeze(1).double()
-    before = torch.where(bucket > 0, sums.gather(1, (bucket - 1).clamp(min=0)), 0.0)
-    token = bucket * _BUCKET + _first_above(inside.cumsum(-1), target - before, inside > 0)
-    drawn: list[int] = token.squeeze(1).tolist()
-    return drawn
+def _race(line: Tensor, steps: NDArray[np.uint64], row: Row) -> int:
+    """Index of the smallest `-log(token_uniform) / p`, as the largest of logarithms: p needs no normalisation.
+
+    numpy, because its shifts are unsigned and its logarithm in float64 is faster than torch's. Measured for 49,152
+    tokens: 0.23 ms, of which the two logarithms take 0.08; without working in place it takes 0.28.
+
+    Args:
+        line: Logits `[tokens]`.
+        steps: Each token's id times `_GOLDEN`, `[tokens]`.
+        row: How to draw.
+    """
+    z = steps + np.uint64((row.key + _GOLDEN) & (2**64 - 1))
+    other = z >> 30
+    z ^= other
+    z *= 0xBF58476D1CE4E5B9
+    z ^= np.right_shift(z, 27, out=other)
+    z *= 0x94D049BB133111EB
+    z ^= np.right_shift(z, 31, out=other)
+    # As the mantissa of a number in [1, 2), the upper 52 bits are a float without a conversion.
+    z >>= 12
+    z |= 0x3FF0000000000000
+    wait = np.subtract(z.view(np.float64), 1 - 2.0**-53, out=other.view(np.float64))  # token_uniform, exactly
+    for step in (np.log, np.negative, np.log):
+        step(wait, out=wait)
+    heat = max(row.params.temperature, _TINY)
+    scores = np.divide(line.float().numpy(), heat, out=z.view(np.float64), dtype=np.float64)
+    scores -= wait
+    return int(scores.argmax())
 
 
-def _heat(temperatures: Sequence[float]) -> Tensor:
-    """`[rows, 1]`; what float32 would round to 0, which divides to NaN, is as near to greedy as it can be."""
-    return torch.tensor(temperatures).clamp_(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
-
-
-def _first_above(cumulative: Tensor, target: Tensor, positive: Tensor) -> Tensor:
-    """Index `[rows, 1]` of the first entry above `target`, or of the last positive one where rounding left none."""
-    index = torch.searchsorted(cumulative, target, right=True)
-    last = positive.shape[1] - 1 - positive.flip(1).int().argmax(1, keepdim=True)
-    return torch.minimum(index, last)
-
-
-def _draw_filtered(logits: Tensor, best: Tensor, rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
-    """Inverse of the cumulative distribution of what the filters keep, likeliest first and equals by id."""
+def _keep(logits: Tensor, best: Tensor, rows: Sequence[Row], chosen: Sequence[int]) -> list[Tensor]:
+    """Ids of the tokens that pass each row's filters, likeliest first and equals by id."""
     params = [rows[i].params for i in chosen]
-    heat = _heat([p.temperature for p in params])
+    heat = torch.tensor([p.temperature for p in params]).clamp_(min=_TINY).unsqueeze(1)
     lines = (logits[chosen].float() - best[chosen].float().unsqueeze(1)).div_(heat)  # [chosen, vocab]
     vocab = lines.shape[1]
     most = min(vocab, max(_CANDIDATES, *(p.top_k + 1 for p in params)) if vocab > _CANDIDATES else vocab)
@@ -153,18 +156,14 @@ def _draw_filtered(logits: Tensor, best: Tensor, rows: Sequence[Row], chosen: Se
     total = torch.logsumexp(lines, -1)
     shares = (values - total.unsqueeze(1)).double().exp().numpy()
     raw = values.numpy()
-    drawn = []
-    for n, (i, p) in enumerate(zip(chosen, params, strict=True)):
-        kept = _kept(raw[n], shares[n], p, complete=most == vocab)
-        row_shares, row_ids = shares[n], ids[n].numpy()
-        if kept < 0:  # what must be kept goes on beyond the candidates
+    kept = []
+    for n, p in enumerate(params):
+        count, order = _kept(raw[n], shares[n], p, complete=most == vocab), ids[n]
+        if count < 0:  # what must be kept goes on beyond the candidates
             line, order = torch.sort(lines[n], descending=True, stable=True)
-            row_shares, row_ids = (line - total[n]).double().exp().numpy(), order.numpy()
-            kept = _kept(line.numpy(), row_shares, p, complete=True)
-        cumulative = np.cumsum(row_shares[:kept])
-        index = int(np.searchsorted(cumulative, rows[i].uniform * cumulative[-1], side="right"))
-        drawn.append(int(row_ids[min(index, int(np.flatnonzero(row_shares[:kept])[-1]))]))
-    return drawn
+            count = _kept(line.numpy(), (line - total[n]).double().exp().numpy(), p, complete=True)
+        kept.append(order[:count])
+    return kept
 
 
 def _likeliest(lines: Tensor, count: int) -> tuple[Tensor, Tensor]:

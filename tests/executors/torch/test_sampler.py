@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from deepinfra.core.sampling import SamplingParams
+from deepinfra.core.sampling import Purpose, SamplingParams, stream_key, token_uniform
 from deepinfra.executors.torch.sampler import Row, sample
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def row(params: SamplingParams, uniform: float = 0.5, history: tuple[int, ...] = (), prompt_len: int = 0) -> Row:
-    return Row(params, uniform, np.array(history, np.int64), prompt_len)
+def row(params: SamplingParams, key: int = 5, history: tuple[int, ...] = (), prompt_len: int = 0) -> Row:
+    return Row(params, key, np.array(history, np.int64), prompt_len)
 
 
-def reference(logits: NDArray[np.float64], params: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Ids in the order they are drawn in, and their probabilities."""
+def reference(logits: NDArray[np.float64], params: SamplingParams) -> dict[int, float]:
+    """The tokens that may be drawn, and their probabilities."""
     z = logits / params.temperature
     probs = np.exp(z - z.max())
-    probs /= probs.sum()
-    if not (params.top_k or params.top_p < 1 or params.min_p):
-        return np.arange(len(probs)), probs
     order = np.argsort(-z, kind="stable")
-    kept = probs[order]
+    kept = probs[order] / probs.sum()
     if params.top_k:
         kept = kept[: params.top_k]
     kept = kept / kept.sum()
@@ -36,7 +35,8 @@ def reference(logits: NDArray[np.float64], params: SamplingParams) -> tuple[NDAr
         kept = kept[: int(np.searchsorted(np.cumsum(kept), params.top_p)) + 1]
     if params.min_p:
         kept = kept[kept >= params.min_p * kept[0]]
-    return order[: len(kept)], kept / kept.sum()
+    kept = kept / kept.sum()
+    return dict(zip(order[: len(kept)].tolist(), kept.tolist(), strict=True))
 
 
 @settings(max_examples=150, deadline=None)
@@ -49,9 +49,9 @@ def reference(logits: NDArray[np.float64], params: SamplingParams) -> tuple[NDAr
     top_k=st.sampled_from([0, 1, 5, 600]),
     top_p=st.sampled_from([1.0, 0.97, 0.5, 0.01]),
     min_p=st.sampled_from([0.0, 0.05, 0.7]),
-    uniform=st.floats(0, 1, exclude_max=True),
+    key=st.integers(0, 2**64 - 1),
 )
-def test_the_token_drawn_is_where_the_number_falls(
+def test_the_token_drawn_is_the_one_that_wins_the_race(
     seed: int,
     vocab: int,
     spread: float,
@@ -60,23 +60,79 @@ def test_the_token_drawn_is_where_the_number_falls(
     top_k: int,
     top_p: float,
     min_p: float,
-    uniform: float,
+    key: int,
 ) -> None:
     random = np.random.default_rng(seed)
     # Few levels make many equal logits, as bfloat16 does.
-    logits = np.round(random.normal(0, 1, vocab) * levels) / levels * spread
+    logits = np.float32(np.round(random.normal(0, 1, vocab) * levels) / levels * spread)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    others = [row(GREEDY), row(SamplingParams(), 0.3), row(SamplingParams(top_p=0.9), 0.3)]
-    lines = torch.from_numpy(logits).float().repeat(4, 1)
-    token = sample(lines, [*others, row(params, uniform)])[3].token
-    ids, probs = reference(logits, params)
-    ends = np.cumsum(probs)
+    others = [row(GREEDY), row(SamplingParams(), 3), row(SamplingParams(top_p=0.9), 3)]
+    lines = torch.from_numpy(logits).repeat(4, 1)
+    token = sample(lines, [*others, row(params, key)])[3].token
     # A cut that floating point may place one token further on or back.
-    where = np.flatnonzero(ids == token)
-    assert len(where) == 1
-    slack = 2e-4 + 2 * probs[where[0]] * (uniform > 0.999)
-    edge = probs.min() / probs.sum() if top_p < 1 or min_p else 0.0
-    assert ends[where[0]] - probs[where[0]] - slack - edge <= uniform <= ends[where[0]] + slack + edge
+    exact = logits.astype(np.float64)
+    surely = reference(exact, replace(params, top_p=top_p - 1e-5 * (top_p < 1), min_p=min_p * (1 + 1e-5)))
+    perhaps = reference(exact, replace(params, top_p=top_p + 1e-5 * (top_p < 1), min_p=min_p * (1 - 1e-5)))
+    assert token in perhaps
+    scores = {t: exact[t] / temperature - math.log(-math.log(token_uniform(key, t))) for t in {token, *surely}}
+    assert scores[token] >= max(scores.values()) - 1e-9
+
+
+DRAWS = 4000
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.6),
+        SamplingParams(top_k=12),
+        SamplingParams(top_p=0.8),
+        SamplingParams(min_p=0.1),
+        SamplingParams(temperature=1.5, top_k=25, top_p=0.9, min_p=0.05),
+    ],
+    ids=["plain", "cool", "top-k", "top-p", "min-p", "all"],
+)
+def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+    logits = np.float32(np.random.default_rng(8).normal(0, 2, 40))
+    probs = reference(logits.astype(np.float64), params)
+    rows = [row(params, stream_key(1, 0, position, Purpose.SAMPLE)) for position in range(DRAWS)]
+    tokens = [drawn.token for drawn in sample(torch.from_numpy(logits).repeat(DRAWS, 1), rows)]
+    assert set(tokens) <= set(probs)
+    # Cells of at least ten draws; the rest is one cell.
+    cells = [[token] for token, prob in probs.items() if prob * DRAWS >= 10]
+    cells.append([token for token, prob in probs.items() if prob * DRAWS < 10])
+    chi_squared = 0.0
+    for cell in cells:
+        if expected := sum(probs[token] for token in cell) * DRAWS:
+            chi_squared += (sum(tokens.count(token) for token in cell) - expected) ** 2 / expected
+    degrees = len(cells) - 1
+    assert chi_squared < degrees + 4 * math.sqrt(2 * degrees) + 8  # beyond p = 0.0001
+
+
+def test_a_filter_that_keeps_the_token_drawn_changes_nothing() -> None:
+    logits = torch.randn(1, 900, generator=torch.Generator().manual_seed(2)).mul_(3)
+    changed = 0
+    for key in range(300):
+        plain = sample(logits.clone(), [row(SamplingParams(), key)])[0].token
+        likelier = int((logits[0] > logits[0, plain]).sum())
+        for k in {likelier, likelier + 1, 899} - {0}:
+            token = sample(logits.clone(), [row(SamplingParams(top_k=k), key)])[0].token
+            changed += k == likelier
+            assert (token == plain) == (k != likelier)
+    assert changed > 200
+
+
+def test_rounding_in_all_logits_changes_almost_no_draw() -> None:
+    """Inverting the cumulative distribution in order of ids changes 20 to 40 of these."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(1, 20_000, generator=generator).mul_(2)
+    noisy = logits + torch.randn(logits.shape, generator=generator) * 1e-4
+    rows = [row(SamplingParams(), stream_key(0, 0, position, Purpose.SAMPLE)) for position in range(1500)]
+    lines = (logits.expand(1500, -1), noisy.expand(1500, -1))
+    one, other = ([drawn.token for drawn in sample(line, rows)] for line in lines)
+    assert sum(a != b for a, b in zip(one, other, strict=True)) <= 2
+    assert len(set(one)) > 500
 
 
 def test_greedy_takes_the_lowest_id_of_equals() -> None:
@@ -87,15 +143,23 @@ def test_greedy_takes_the_lowest_id_of_equals() -> None:
 
 def test_top_k_of_one_takes_the_lowest_id_of_equals() -> None:
     logits = torch.zeros(1, 900)
-    assert sample(logits, [row(SamplingParams(top_k=1), 0.99)])[0].token == 0
+    assert sample(logits, [row(SamplingParams(top_k=1))])[0].token == 0
 
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = torch.full((1, 1000), -math.inf)
     logits[0, [300, 301]] = 1.0
-    for uniform in (0.0, 0.4999, 0.5, 1 - 2**-53):
-        for params in (SamplingParams(), SamplingParams(top_p=0.999), SamplingParams(top_k=50)):
-            assert sample(logits, [row(params, uniform)])[0].token == (300 if uniform < 0.5 else 301)
+    for params in (SamplingParams(), SamplingParams(top_p=0.999), SamplingParams(top_k=50)):
+        tokens = [sample(logits, [row(params, key)])[0].token for key in range(100)]
+        assert 30 < tokens.count(300) < 70
+        assert tokens.count(300) + tokens.count(301) == 100
+
+
+def test_the_smallest_number_that_there_is_loses_its_race() -> None:
+    key = -0x9E3779B97F4A7C15 % 2**64
+    assert token_uniform(key, 0) == 2.0**-53
+    assert sample(torch.zeros(1, 2), [row(SamplingParams(), key)])[0].token == 1
+    assert sample(torch.zeros(1, 1), [row(SamplingParams(), key)])[0].token == 0
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_once() -> None:
@@ -164,5 +228,5 @@ def test_numbers_that_are_not_finite_fail_their_row_alone() -> None:
 def test_a_temperature_that_float32_cannot_hold_is_greedy() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0]]).repeat(3, 1)
     for more in ({}, {"top_k": 2}, {"min_p": 0.5}):
-        rows = [row(SamplingParams(temperature=5e-324, **more), uniform) for uniform in (0.0, 0.5, 0.999)]
+        rows = [row(SamplingParams(temperature=5e-324, **more), key) for key in (1, 2, 3)]
         assert [drawn.token for drawn in sample(logits.clone(), rows)] == [1, 1, 1]
