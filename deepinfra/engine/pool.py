@@ -382,9 +382,8 @@ class Pool(AsyncContextManagerMixin):
         """Run one step; returns the executor's seconds."""
         handle = self.executor.submit(planned.plan)
         try:
-            # Shielded so that a step's blocks are never reused before the step is known to be over.
-            with anyio.CancelScope(shield=True):
-                result = await handle.result()
+            # Only the end of the pool cancels this wait; then nobody plans on, so no block is reused under the step.
+            result = await handle.result()
         except StepFailed as error:
             self._commits.failed(core.blocks, planned, error)
             return 0.0
