@@ -28,8 +28,9 @@ def chat(
 ) -> None:
     """Talk to a model in this process.
 
-    Ctrl-C stops an answer, Ctrl-D ends the conversation. Without a terminal each input line is a turn and each answer
-    is printed followed by an empty line.
+    Ctrl-C stops an answer, Ctrl-D ends the conversation.
+
+    Without a terminal each input line is a turn; an empty line follows each answer.
     """
     from anyio.from_thread import start_blocking_portal
 

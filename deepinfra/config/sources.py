@@ -107,33 +107,54 @@ def read_settings(
 
 def refusal(error: ValidationError, model: type[BaseModel], at: Key, provenance: Provenance) -> ConfigError:
     """One sentence for a failed validation of `model`, whose values stand below `at`."""
-    sentences = []
+    sentences: dict[Key, str] = {}
     for problem in error.errors(include_url=False, include_input=False):
-        loc = tuple(str(part) for part in problem["loc"])
+        loc = _without_union_members(model, problem["loc"])
         name = ".".join(at + loc)
-        origin = provenance.of(at + loc)
         if problem["type"] == "extra_forbidden":
             known = _fields_at(model, loc[:-1])
             near = difflib.get_close_matches(loc[-1], known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             text = f"unknown setting {name}; {hint}"
+        elif loc in sentences:
+            text = f"{sentences[loc]}, or {problem['msg'].removeprefix('Input should be ')}"
         elif name:
-            text = f"{name}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
+            wrong = "should be a table" if problem["type"] == "model_type" else problem["msg"]
+            text = f"{name}: {wrong[:1].lower()}{wrong[1:]}"
         else:
             text = problem["msg"].removeprefix("Value error, ")
-        sentences.append(f"{text} ({origin})" if origin else text)
-    return ConfigError("; ".join(sentences))
+        sentences[loc] = text
+    origins = {loc: provenance.of(at + loc) for loc in sentences}
+    return ConfigError(
+        "; ".join(f"{text} ({origin})" if (origin := origins[loc]) else text for loc, text in sentences.items())
+    )
+
+
+def _without_union_members(model: type[BaseModel], loc: Sequence[str | int]) -> Key:
+    """The path of a value, without which member of its union was tried, as pydantic adds."""
+    path: list[str] = []
+    table: type[BaseModel] | None = model
+    for part in loc:
+        if isinstance(part, int):
+            path.append(str(part))
+        elif table is not None:
+            path.append(part)
+            table = _table(table, part)
+    return tuple(path)
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[str]) -> list[str]:
     """Names that a nested table knows."""
     for part in loc:
-        info = model.model_fields.get(part)
-        if info is None:
-            continue  # an index into a list
-        candidates = [info.annotation, *getattr(info.annotation, "__args__", ())]
-        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
+        model = _table(model, part) or model  # or an index into a list
     return list(model.model_fields)
+
+
+def _table(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The model of the field `name` if that is a table or a list of tables."""
+    info = model.model_fields.get(name)
+    candidates = () if info is None else (info.annotation, *getattr(info.annotation, "__args__", ()))
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
 
 
 # -- layers ---------------------------------------------------------------------------------------

@@ -123,6 +123,13 @@ def test_a_parts_wrong_value_is_refused(registry: Registry) -> None:
         blueprint(registry, TINY, {"pool": {"executor": {"num_blocks": 0}}})
 
 
+def test_a_value_that_no_member_of_a_union_takes_is_refused_in_one_sentence(registry: Registry) -> None:
+    with pytest.raises(ConfigError) as refused:
+        blueprint(registry, TINY, {"pool": {"executor": {"use": "torch", "num_blocks": 0}}})
+    sentence = "pool.executor.num_blocks: input should be greater than or equal to 1, or 'auto' (keyword)"
+    assert str(refused.value) == sentence
+
+
 def test_keys_beside_none_are_refused(registry: Registry) -> None:
     with pytest.raises(ConfigError, match=r"pool\.store\.path has no meaning beside use = 'none'"):
         blueprint(registry, TINY, {"pool": {"store": {"path": "/kv"}}})

@@ -126,6 +126,7 @@ def test_a_table_and_a_value_of_one_name_contradict_each_other() -> None:
         ("[api]\n# limits\nkeepalive_s = 0", "api.keepalive_s: input should be greater than 0 (deepinfra.toml:3)"),
         ("[[prefill]]\n[[prefill]]\nx = 1", "unknown setting prefill.1.x; known: scheduler, executor, store"),
         ("[[prefill]]\n[[prefill]]\nx = 1", "(deepinfra.toml:3)"),
+        ("pool = 'x'", "pool: should be a table (deepinfra.toml:1)"),
         ("port = ", "deepinfra.toml cannot be read: Invalid value (at end of document)"),
         ("[pool.scheduler]\nmax_queue = 1\n[[prefill]]\n[[decode]]", "give either `pool`, or `prefill` and `decode`"),
     ],

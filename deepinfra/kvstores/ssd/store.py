@@ -119,7 +119,8 @@ class SsdStore(KVStore):
             lock, found = await self.offload(_enter, self.disk, self.path, self.clock.wall())
         except BlockingIOError:
             raise ResourceError(
-                f"the KV folder {self.path} is in use by another process; stop that one or give this one its own folder"
+                f"the KV folder {self.path} is in use by another process; stop that one, or give this one"
+                " its own folder (`path` of the store) or no store (`deepinfra serve --no-store`)"
             ) from None
         except OSError as error:
             raise ResourceError(f"the KV folder {self.path} cannot be used: {error.strerror or error}") from error
