@@ -5,8 +5,9 @@ Names are loaded when first used: `import deepinfra` loads no torch, no starlett
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from deepinfra.lazy import lazily
 
 if TYPE_CHECKING:
     from deepinfra.api.app import asgi
@@ -32,25 +33,18 @@ __all__ = (
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Conversation": "deepinfra.core.conversation",
-    "Engine": "deepinfra.engine",
-    "GenerateRequest": "deepinfra.core.request",
-    "Message": "deepinfra.core.conversation",
-    "Pool": "deepinfra.engine",
-    "SamplingParams": "deepinfra.core.sampling",
-    "TextInput": "deepinfra.core.request",
-    "TextPart": "deepinfra.core.conversation",
-    "asgi": "deepinfra.api.app",
-    "from_toml": "deepinfra.config",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'deepinfra' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__ = lazily(
+    __name__,
+    {
+        "Conversation": "deepinfra.core.conversation",
+        "Engine": "deepinfra.engine",
+        "GenerateRequest": "deepinfra.core.request",
+        "Message": "deepinfra.core.conversation",
+        "Pool": "deepinfra.engine",
+        "SamplingParams": "deepinfra.core.sampling",
+        "TextInput": "deepinfra.core.request",
+        "TextPart": "deepinfra.core.conversation",
+        "asgi": "deepinfra.api.app",
+        "from_toml": "deepinfra.config",
+    },
+)

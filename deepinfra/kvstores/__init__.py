@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from deepinfra.lazy import lazily
 
 if TYPE_CHECKING:
     from deepinfra.kvstores.memory import MemoryStore
@@ -11,14 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ("MemoryStore", "SsdStore")
 
-_HOME = {"MemoryStore": "deepinfra.kvstores.memory", "SsdStore": "deepinfra.kvstores.ssd"}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'deepinfra.kvstores' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__ = lazily(
+    __name__,
+    {"MemoryStore": "deepinfra.kvstores.memory", "SsdStore": "deepinfra.kvstores.ssd"},
+)

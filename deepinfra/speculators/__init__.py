@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from deepinfra.lazy import lazily
 
 if TYPE_CHECKING:
     from deepinfra.speculators.ngram import Ngram
@@ -11,14 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Ngram", "NgramOptions")
 
-_HOME = {"Ngram": "deepinfra.speculators.ngram", "NgramOptions": "deepinfra.speculators.options"}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'deepinfra.speculators' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__ = lazily(
+    __name__,
+    {"Ngram": "deepinfra.speculators.ngram", "NgramOptions": "deepinfra.speculators.options"},
+)

@@ -5,8 +5,9 @@ Subclass the class of your part (`class TestMine(SchedulerConformance)`), let it
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from deepinfra.lazy import lazily
 
 if TYPE_CHECKING:
     from deepinfra.testing.clock import ManualClock
@@ -29,19 +30,16 @@ __all__ = (
     "TinyRecipe",
 )
 
-_HOME = {
-    "ExecutorConformance": "executor",
-    "ExpertPlacerConformance": "placer",
-    "KVStoreConformance": "kvstore",
-    "ManualClock": "clock",
-    "RecipeConformance": "recipe",
-    "SchedulerConformance": "scheduler",
-    "SpeculatorConformance": "speculator",
-    "TinyRecipe": "tiny",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"deepinfra.testing.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'deepinfra.testing' has no attribute {name!r}")
+__getattr__ = lazily(
+    __name__,
+    {
+        "ExecutorConformance": "deepinfra.testing.executor",
+        "ExpertPlacerConformance": "deepinfra.testing.placer",
+        "KVStoreConformance": "deepinfra.testing.kvstore",
+        "ManualClock": "deepinfra.testing.clock",
+        "RecipeConformance": "deepinfra.testing.recipe",
+        "SchedulerConformance": "deepinfra.testing.scheduler",
+        "SpeculatorConformance": "deepinfra.testing.speculator",
+        "TinyRecipe": "deepinfra.testing.tiny",
+    },
+)
