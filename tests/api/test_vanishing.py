@@ -23,6 +23,12 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
 
+async def streamed(client: Client, path: str, body: dict[str, Any]) -> list[Any]:
+    async with client.request("POST", path, json={**body, "stream": True}) as response:
+        assert await response.started() == 200
+        return [event async for event in response.events()]
+
+
 class Plain:
     """Pure ASGI middleware."""
 
