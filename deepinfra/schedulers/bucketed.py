@@ -14,13 +14,21 @@ from deepinfra.schedulers.predictor import StepCost, StepPredictor, StepWork
 from deepinfra.schedulers.queue import Entry, Grants, Queue, give_decode
 from deepinfra.schedulers.turns import Chunk, Lane, Turns, chunk_work
 
-__all__ = ("MAX_PRIORITY", "Bucketed")
+__all__ = ("ALONE", "MAX_PRIORITY", "Bucketed")
 
 MAX_PRIORITY = 8
 """Priorities beyond this, in either direction, count as this: it bounds how long aging takes."""
 
 _PREFILL_FLOOR = 0.1
 """Share of the decoding time that prompts get at least, when decoding alone exceeds the step's budget."""
+
+
+ALONE = 4
+"""How many budgets long a step may be when only one sequence is here, so that a newcomer waits no longer than that.
+
+Shorter steps serve those who wait or decode; for a lone prompt they only cost: 512 tokens of SmolLM2 in bfloat16 took
+590 ms in steps of 0.25 s and 400 ms in one.
+"""
 
 
 class Bucketed(Scheduler):
@@ -36,7 +44,8 @@ class Bucketed(Scheduler):
 
     Args:
         edges: Uncached tokens at which the second and further buckets begin.
-        step_budget_s: Aim for a step's seconds; `None` fills steps up to the executor's token limit.
+        step_budget_s: Aim for a step's seconds, `ALONE` times as long for a lone sequence; `None` fills steps up to
+            the executor's token limit.
         decode_share: Part of a step's predicted time that decoding keeps, if anything decodes; 0 protects nothing.
         max_queue: Waiting sequences beyond which `add` refuses.
         max_overtakes: See above.
@@ -151,12 +160,15 @@ class Bucketed(Scheduler):
         """Seconds that prompts may add to the step; infinite while nothing is known."""
         if cost is None:
             return inf
+        budget_s = self._budget_s
+        if budget_s is not None and len(self._queue.entries) == 1:
+            budget_s *= ALONE
         work = StepWork()
         for entry, row in rows:
             if row.todo == 1:
                 work = work.decode(entry.tokens, grants.of(entry.job.seq))
         base_s = cost.seconds(work)
-        allowance_s = inf if self._budget_s is None else self._budget_s - base_s
+        allowance_s = inf if budget_s is None else budget_s - base_s
         if work.decode_tokens:
             if self._share > 0.0:
                 allowance_s = min(allowance_s, base_s / self._share - base_s)

@@ -26,7 +26,9 @@ class BucketedOptions(BaseModel):
 
     edges: tuple[int, ...] = Field(DEFAULT_EDGES, description="Uncached tokens at which the further buckets begin.")
     step_budget_s: float | None = Field(
-        0.25, gt=0.0, description="Aim for a step's seconds; null fills steps up to the executor's token limit."
+        0.25,
+        gt=0.0,
+        description="Aim for a step's seconds, 4 times it for a lone sequence; null: no aim.",
     )
     decode_share: float = Field(
         0.25, ge=0.0, le=0.9, description="Part of a step's predicted time that decoding keeps; 0 protects nothing."

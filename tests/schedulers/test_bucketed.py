@@ -71,6 +71,14 @@ def test_a_bucket_that_was_idle_catches_up_by_one_step_at_most():
 def test_a_step_of_prompts_ends_within_its_budget():
     scheduler = taught(step_budget_s=0.2)
     scheduler.add(Job(1, 5000, 0, 1, 0.0))
+    scheduler.add(Job(2, 5000, 0, 1, 0.0))
+    (grant,) = scheduler.plan(view()).run
+    assert COST.seconds(StepWork().chunk(0, grant.max_tokens)) == pytest.approx(0.2, rel=0.05)
+
+
+def test_a_lone_prompt_may_take_four_budgets():
+    scheduler = taught(step_budget_s=0.05)
+    scheduler.add(Job(1, 5000, 0, 1, 0.0))
     (grant,) = scheduler.plan(view()).run
     assert COST.seconds(StepWork().chunk(0, grant.max_tokens)) == pytest.approx(0.2, rel=0.05)
 
@@ -111,6 +119,7 @@ def test_chunks_are_cut_on_the_grid():
 def test_a_chunk_is_never_shorter_than_the_grid():
     scheduler = taught(step_budget_s=0.011)
     scheduler.add(Job(1, 5000, 0, 1, 0.0))
+    scheduler.add(Job(2, 5000, 0, 1, 0.0))
     assert scheduler.plan(view(grid=128)).run[0].max_tokens == 128
 
 
