@@ -193,6 +193,7 @@ class _Bench:
 
     async def ours(self, index: int) -> None:
         self._tell(index, "deepinfra, prefill")
+        await self._generate(self._prompt(), 1)  # the other side had the caches
         began = self._clock.now()
         await self._generate(self._fresh[index], 1)
         self._add(self._ours, "prefill", 1, self._run.prompt / (self._clock.now() - began))
@@ -213,6 +214,7 @@ class _Bench:
 
     def theirs(self, peer: Peer, index: int) -> None:
         self._tell(index, f"{peer.name}, prefill")
+        peer.prefill(self._prompt())
         self._add(self._theirs, "prefill", 1, self._run.prompt / peer.prefill(self._fresh[index]))
         for batch in self._run.batches:
             self._tell(index, f"{peer.name}, decode at batch {batch}")
