@@ -34,13 +34,12 @@ _RETRY_S = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handoff:
-    """What a decode pool gets: the tokens with the first sampled one, and the prompt's full blocks as framed records.
+    """What a decode pool gets besides the tokens: the prompt's full blocks as framed records.
 
     The rows of a last, partial block are computed again by the receiver. A handoff that is lost, late or damaged is a
     miss: the receiver computes the prompt itself.
     """
 
-    tokens: tuple[int, ...]
     keys: tuple[BlockKey, ...]
     records: tuple[bytes, ...]
 
@@ -113,4 +112,4 @@ async def export(live: Live, blocks: BlockPool, slots: Slots, memory: KVMemory, 
     finally:
         blocks.release(held)
         freed.set()
-    return Handoff(tokens=tuple(live.tokens), keys=keys, records=tuple(records))
+    return Handoff(keys=keys, records=tuple(records))
