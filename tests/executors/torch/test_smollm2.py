@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.executors.torch import TorchExecutor
+from deepinfra.executors.torch.batch import Rows, build_batch
+from deepinfra.executors.torch.config import decoder_config
+from deepinfra.executors.torch.families.llama import Llama
+from deepinfra.executors.torch.kv import PagedKV
+from deepinfra.executors.torch.weights.read import WeightReader
 from deepinfra.models import Model, open_model
 from deepinfra.testing.host import Host
 
@@ -69,6 +75,19 @@ async def compare(model: Model, reference: Any, prompts: tuple[str, ...], new: i
         assert line.output == logits.argmax(-1).tolist()
         logprobs = logits.log_softmax(-1).gather(1, torch.tensor(line.output).unsqueeze(1)).squeeze(1)
         assert (torch.tensor([probs.logprob for probs in line.probs]) - logprobs).abs().max() <= 1e-3
+
+
+def test_logits_over_the_whole_vocabulary_equal_those_of_transformers(model: Model, reference: Any) -> None:
+    config = decoder_config(model.config)
+    tokens = model.tokenizer().encode(" ".join(PROMPTS)).ids
+    with torch.inference_mode():
+        decoder = Llama(config, WeightReader(model.tensors, torch.float32, lambda: None), torch.float32)
+        kv = PagedKV(config, torch.float32, 40, 16)
+        rows = Rows(np.array(tokens, np.int64), 0, 0, list(range(-(-len(tokens) // 16))))
+        batch = build_batch([rows], kv, config.windows, torch.float32)
+        ours = decoder.logits(decoder.forward(batch, kv))
+        theirs = reference(torch.tensor([tokens])).logits[0]
+    assert (ours - theirs).abs().max() <= 1e-3
 
 
 async def test_three_texts_equal_those_of_transformers(model: Model, reference: Any) -> None:
