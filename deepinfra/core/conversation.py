@@ -22,7 +22,8 @@ __all__ = (
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool", "reminder"]
+"""`reminder` is DeepSeek's `latest_reminder`: a note to the model beside the latest user turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What the output must match, as text; compiled by the engine, stated by the recipe or the request."""
+    """What an answer must match, as text; compiled by the engine, stated by the request or the recipe.
+
+    Attributes:
+        kind: `json` is any JSON object, `json_schema` a JSON Schema, `regex` a regular expression over the whole
+            answer (Rust's syntax, no look-around), `grammar` Lark as llguidance reads it. Only there can control
+            tokens be named, as `<[id]>`; text in any kind never becomes one.
+        source: The schema, expression or grammar.
+    """
 
     kind: Literal["json", "json_schema", "regex", "grammar"]
     source: str = ""
@@ -103,8 +111,14 @@ class Constraint:
 class Conversation:
     """Everything a recipe needs to render a prompt.
 
-    `effort` is the reasoning effort asked for (`None` = the model's default, `"none"` = off); `template_options`
-    are extra names a chat template may read.
+    Attributes:
+        messages: The turns in order.
+        tools: Tools that the model may call.
+        tool_choice: Whether it may, must or must not.
+        constraint: What the answer's text must match; reasoning and tool calls are outside it.
+        effort: The reasoning effort asked for (`None` = the model's default, `"none"` = off).
+        template_options: Extra names a chat template may read.
+        now: ISO 8601 date or time for templates that print it; a recipe has no clock.
     """
 
     messages: tuple[Message, ...]
@@ -113,3 +127,4 @@ class Conversation:
     constraint: Constraint | None = None
     effort: str | None = None
     template_options: Mapping[str, JsonValue] | None = None
+    now: str | None = None

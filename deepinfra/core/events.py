@@ -58,7 +58,10 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolStart:
-    """A tool call begins; `index` counts the calls of one answer from 0."""
+    """A tool call begins; `index` counts the calls of one answer from 0.
+
+    `id` is the one the model wrote, and empty if its format has none: then the protocol makes one.
+    """
 
     choice: int
     index: int

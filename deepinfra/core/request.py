@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from deepinfra.core.conversation import Constraint, Conversation
+from deepinfra.core.conversation import Constraint, Conversation, ToolDefinition
 from deepinfra.core.ids import RequestId, SeqId
 from deepinfra.core.kv import Retention
 from deepinfra.core.sampling import SamplingParams
 
 __all__ = ("CachedTokens", "FinishReason", "GenerateRequest", "Prompt", "PromptInput", "SeqSpec", "TextInput", "Usage")
 
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "error"]
+FinishReason = Literal["stop", "length", "context", "tool_calls", "content_filter", "error"]
+"""`length`: the request's own limit of tokens; `context`: the model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,12 @@ class Prompt:
         stop_ids: Ids that end an answer.
         start: State in which the output parser begins (`text`, `reasoning`, `tool`), read from the rendered prompt;
             `raw` for bare text and ids: everything is text.
-        constraint: What the output must match, if the conversation demands it.
+        constraint: What the whole output must match (reasoning, markers and calls included), if the conversation
+            demands anything.
         breakpoints: Prompt lengths (in tokens) at which a cached prefix is likely to be reused.
         media: SHA-256 digests of media, with the position each is bound to.
+        ranges: Where the control tokens stand in `text`, as (start, end) in characters, ascending.
+        tools: Tools the answer may call: their schemas say what an untyped argument is.
     """
 
     ids: tuple[int, ...]
@@ -50,6 +54,8 @@ class Prompt:
     constraint: Constraint | None = None
     breakpoints: tuple[int, ...] = ()
     media: tuple[tuple[int, bytes], ...] = ()
+    ranges: tuple[tuple[int, int], ...] = ()
+    tools: tuple[ToolDefinition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,8 @@ class GenerateRequest:
         n: Independent answers; each has its own draws.
         seed: `None` lets the engine draw one; the answer's events carry what was used.
         max_tokens: Upper bound of generated tokens per answer; `None` means as many as fit.
+        fit: A `max_tokens` that does not fit into the context is lowered instead of refused.
+        constraint: What the answer's text must match; overrides a conversation's own.
         stop: Strings that end an answer; matched in answer text only, never returned.
         stop_ids: Token ids that end an answer besides the model's own.
         ignore_eos: Go on past the model's own end tokens (benchmarks).
@@ -76,6 +84,7 @@ class GenerateRequest:
     n: int = 1
     seed: int | None = None
     max_tokens: int | None = None
+    fit: bool = False
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -108,6 +117,7 @@ class SeqSpec:
     priority: int = 0
     arrived_at: float = 0.0
     deadline: float | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +135,13 @@ class CachedTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of one request, counted by the engine; `completion_tokens` sums over all answers."""
+    """Tokens of one request, counted by the engine; `completion_tokens` sums over all answers.
+
+    `cache_write_tokens` are prompt tokens that were computed and can be found in the cache from now on.
+    """
 
     prompt_tokens: int
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     cached: CachedTokens = field(default_factory=CachedTokens)
+    cache_write_tokens: int = 0

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from deepinfra.core.conversation import Conversation
 from deepinfra.core.events import Event, TokenLogprobs
+from deepinfra.core.report import RecipeReport
 from deepinfra.core.request import FinishReason, Prompt, TextInput
 from deepinfra.interfaces.component import Component
 
@@ -78,6 +79,10 @@ class Recipe(Component):
         """Exact token ids of bare text; default: `tokenizer.encode`, ended by the tokenizer's end ids."""
         ids = tuple(self.tokenizer.encode(text.text))
         return Prompt(ids=ids, text=text.text, stop_ids=self.tokenizer.eos_ids)
+
+    def report(self) -> RecipeReport:
+        """What this recipe protects, what it cannot, and what it does in the model's stead; default: its name."""
+        return RecipeReport(recipe=type(self).__name__)
 
     @abstractmethod
     def parser(self, prompt: Prompt, choice: int = 0) -> OutputParser:

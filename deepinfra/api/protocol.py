@@ -1,0 +1,135 @@
+"""What a wire protocol is made of: each folder beside this file defines one `WireProtocol`.
+
+bytes ─► body.parse_object ─► protocol.parse ─► Call ─► engine ─► events ─► call.writer ─► frames ─┬─► stream
+                                                                                                   └─► fold ─► object
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+from deepinfra.api.errors import WireError
+from deepinfra.core.conversation import JsonValue
+from deepinfra.core.events import Event
+from deepinfra.core.request import CachedTokens, GenerateRequest, Usage
+
+__all__ = ("Call", "Extension", "Fold", "Frame", "Head", "Json", "Received", "WireProtocol", "Writer")
+
+Json: TypeAlias = dict[str, JsonValue]
+"""A JSON object on its way out."""
+
+
+class Frame(NamedTuple):
+    """One server-sent event; protocols that name their events set `event`."""
+
+    data: Json
+    event: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """What is known about a request besides its body.
+
+    Attributes:
+        tenant: Whose key it came with; `public` if the server asks for none.
+        headers: Lower-case names; the last of repeated ones counts.
+        now: ISO 8601 date of the server, for prompts that print it. Never a time: prompts would differ every second.
+        max_choices: Most answers that one call may ask for.
+    """
+
+    tenant: str = "public"
+    headers: Mapping[str, str]
+    now: str
+    max_choices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What every object of one answer repeats."""
+
+    id: str
+    created: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """What only this server tells: goes into the object `deepinfra`."""
+
+    seed: int
+    cached: CachedTokens
+
+    def json(self) -> Json:
+        """`seed` reproduces the answer; `cached_tokens` are prompt tokens not computed, by tier."""
+        return {"seed": self.seed, "cached_tokens": {"device": self.cached.device, **self.cached.store}}
+
+
+class Fold(Protocol):
+    """The whole answer, made of all frames of the stream it would have been."""
+
+    def add(self, frame: Frame) -> None:
+        """Take one frame, in order."""
+
+    def answer(self) -> Json:
+        """The object a client gets that did not ask for a stream; after the last frame."""
+
+
+class Writer(Protocol):
+    """Says one call's events in a protocol's words: `begin`, `write` per event, then `end` or `failed`.
+
+    Attributes:
+        keepalive: Bytes that say nothing, sent while nothing happens.
+        closing: Bytes after the last frame of a stream that did not fail.
+    """
+
+    keepalive: bytes
+    closing: bytes
+
+    def begin(self, head: Head, usage: Usage) -> Sequence[Frame]:
+        """Frames before the first event; `usage` may not know yet what was cached."""
+
+    def write(self, prompt: int, event: Event, usage: Usage) -> Sequence[Frame]:
+        """Frames that say what `event` of prompt number `prompt` says; never called with `Failed`."""
+
+    def end(self, usage: Usage, extension: Extension) -> Sequence[Frame]:
+        """Frames after the last event."""
+
+    def failed(self, error: WireError, request_id: str) -> Frame:
+        """The frame that ends a stream which cannot be finished."""
+
+    def fold(self) -> Fold:
+        """Begin a whole answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A parsed request: what to ask the engine, and how to say its answer.
+
+    Attributes:
+        requests: One per prompt; answers are numbered through: `prompt * n + choice`.
+        id_prefix: Of the answer's `id`.
+        param_names: The engine's field names in this protocol's words, for errors.
+    """
+
+    model: str
+    stream: bool
+    requests: tuple[GenerateRequest, ...]
+    writer: Writer
+    id_prefix: str
+    param_names: Mapping[str, str]
+
+
+class WireProtocol(Protocol):
+    """One way of asking and answering."""
+
+    def parse(self, raw: Mapping[str, JsonValue], received: Received) -> Call:
+        """Read a request.
+
+        Raises:
+            RequestError: Names the field that is wrong.
+        """
+
+    def error(self, error: WireError, request_id: str) -> tuple[int, Json]:
+        """Status and body that say an error in this protocol's words."""
