@@ -1,7 +1,6 @@
 """What a wire protocol is made of: each folder beside this file defines one `WireProtocol`.
 
-bytes ─► body.parse_object ─► protocol.parse ─► Call ─► engine ─► events ─► call.writer ─► frames ─┬─► stream
-                                                                                                   └─► fold ─► object
+bytes ─► parse_object ─► protocol.parse ─► Call ─► engine ─► events ─► writer ─► frames ─► stream, or fold ─► object
 """
 
 from __future__ import annotations
