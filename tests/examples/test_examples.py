@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SERVERS = {"minimal_server.py": "/v1", "mount_fastapi.py": "/llm/v1", "mount_starlette.py": "/llm/v1"}
 SCRIPTS = {
     "custom_scheduler.py": r"(?=.*The capital of France is' Paris)(?=.*Once upon a time',).*",
+    "typed_markers.py": r".*assistant turns: 1 here, 2 when the same text is tokenised naively\n",
     "split_pools.py": r".*Red.*\nprefill: 1 steps\ndecode: \d+ steps\n",
 }
 
