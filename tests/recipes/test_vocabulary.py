@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from deepinfra.errors import InjectionError
-from deepinfra.recipes.chat_template.vocabulary import SafeEncoder, control_tokens
+from deepinfra.recipes.encoding.vocabulary import SafeEncoder, control_tokens
 from deepinfra.testing.textmodel import TrainedTextModel
 
 MARKERS = ("<s>", "</s>", "<|user|>", "<think>")
@@ -165,7 +165,7 @@ def test_defanged_text_has_the_same_length_and_no_marker() -> None:
 
 @pytest.mark.parametrize("kind", sorted(TOKENIZERS))
 def test_output_bytes_are_what_the_decoder_says(kind) -> None:
-    from deepinfra.recipes.chat_template.tokenizer import bytes_of_tokens
+    from deepinfra.recipes.encoding.tokenizer import bytes_of_tokens
 
     tokenizer = TOKENIZERS[kind]
     table = bytes_of_tokens(definition(tokenizer), frozenset())

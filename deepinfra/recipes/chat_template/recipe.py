@@ -20,9 +20,9 @@ from deepinfra.models import SpecialTokens, open_model
 from deepinfra.recipes.chat_template.environment import MarkedTemplate, PlainTemplate
 from deepinfra.recipes.chat_template.rendering import Rendered, Renderer
 from deepinfra.recipes.chat_template.selftest import check, probe
-from deepinfra.recipes.chat_template.tokenizer import TemplateTokenizer, bytes_of_tokens
 from deepinfra.recipes.chat_template.variables import Traits
-from deepinfra.recipes.chat_template.vocabulary import SafeEncoder, control_tokens
+from deepinfra.recipes.encoding.tokenizer import SafeTokenizer, bytes_of_tokens
+from deepinfra.recipes.encoding.vocabulary import SafeEncoder, control_tokens
 from deepinfra.recipes.output.grammar import REASONING, Grammar, State, reasoning_grammar
 from deepinfra.recipes.output.parser import GrammarParser
 
@@ -54,7 +54,7 @@ class TextModel(Protocol):
 class _Loaded:
     """Everything that is built once from a model."""
 
-    tokenizer: TemplateTokenizer
+    tokenizer: SafeTokenizer
     encoder: SafeEncoder
     renderer: Renderer | None
     grammar: Grammar
@@ -169,7 +169,7 @@ def _load(model: TextModel, source: str | None, date: str | None, cache_chars: i
     control = control_tokens(definition, literals, special.control_ids)
     encoder = SafeEncoder(definition, control, cache_chars)
     hidden = {token["id"] for token in definition["added_tokens"] if token["special"]} | special.control_ids
-    tokenizer = TemplateTokenizer(encoder, bytes_of_tokens(definition, frozenset(hidden)), special.eos_ids)
+    tokenizer = SafeTokenizer(encoder, bytes_of_tokens(definition, frozenset(hidden)), special.eos_ids)
     bos = special.bos_id if special.add_bos else None
     prepend, renderer = bos, None
     if template is not None and source is not None:

@@ -13,7 +13,7 @@ from deepinfra.errors import RequestError, UnsupportedFieldError
 from deepinfra.recipes.chat_template.environment import MarkedTemplate
 from deepinfra.recipes.chat_template.provenance import Marked, trust_of, trusted
 from deepinfra.recipes.chat_template.variables import Traits, mark, strings, unused_characters, variables
-from deepinfra.recipes.chat_template.vocabulary import SafeEncoder
+from deepinfra.recipes.encoding.vocabulary import SafeEncoder
 
 __all__ = ("Rendered", "Renderer", "moment")
 

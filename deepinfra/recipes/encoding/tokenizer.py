@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from deepinfra.errors import UnsupportedModelError
-from deepinfra.recipes.chat_template.vocabulary import SafeEncoder
+from deepinfra.recipes.encoding.vocabulary import SafeEncoder
 
-__all__ = ("TemplateTokenizer", "bytes_of_tokens")
+__all__ = ("SafeTokenizer", "bytes_of_tokens")
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class TemplateTokenizer:
+class SafeTokenizer:
     """See `deepinfra.interfaces.Tokenizer`; thread-safe."""
 
     def __init__(self, encoder: SafeEncoder, table: tuple[bytes, ...], eos_ids: frozenset[int]) -> None:
