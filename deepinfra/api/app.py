@@ -10,15 +10,17 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from deepinfra.api.chat.request import parse_chat
-from deepinfra.api.completions.request import parse_completion
+from deepinfra.api.chat.request import CHAT
+from deepinfra.api.completions.request import COMPLETIONS
 from deepinfra.api.endpoint import Endpoint, Limits
-from deepinfra.api.errors import wire_error, wire_error_of
-from deepinfra.api.middleware import RequestLog
+from deepinfra.api.errors import WireError, wire_error, wire_error_of
+from deepinfra.api.middleware import RequestLog, record_of
 from deepinfra.api.probes import probe_routes
+from deepinfra.api.protocol import WireProtocol
+from deepinfra.api.wire import openai_error
 from deepinfra.engine import Engine
 from deepinfra.interfaces.given import Clock, Offload, SystemClock, ThreadOffload
 
@@ -84,12 +86,13 @@ def asgi(
                 await stack.enter_async_context(each)
             yield
 
-    chat = Endpoint(parse_chat, engines, limits, clock, offload)
-    completions = Endpoint(parse_completion, engines, limits, clock, offload)
+    def endpoint(path: str, protocol: WireProtocol) -> Route:
+        return Route(path, Endpoint(protocol, engines, limits, clock, offload), methods=["POST"])
+
     app = App(
         routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
+            endpoint("/v1/chat/completions", CHAT),
+            endpoint("/v1/completions", COMPLETIONS),
             *probe_routes(engines, int(clock.wall())),
         ],
         middleware=[Middleware(RequestLog, clock=clock)],
@@ -101,15 +104,19 @@ def asgi(
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What routing refuses, in OpenAI's shape."""
+    """What routing refuses."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         wire = wire_error("method-not-allowed", f"{request.method} is not allowed here; see the header 'allow'")
     else:
         wire = wire_error("not-found", f"there is nothing at {request.url.path}")
-    return Response(wire.body(), error.status_code, error.headers, media_type="application/json")
+    return _refusal(request, wire, error.headers)
 
 
 async def _server_error(request: Request, error: Exception) -> Response:
-    wire = wire_error_of(error, {})
-    return Response(wire.body(), wire.status, media_type="application/json")
+    return _refusal(request, wire_error_of(error, {}))
+
+
+def _refusal(request: Request, error: WireError, headers: Mapping[str, str] | None = None) -> Response:
+    status, answer = openai_error(error, record_of(request.scope).id)
+    return JSONResponse(answer, status, headers)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
+import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from deepinfra.api.body import ClientGone, parse_object, read_body
 from deepinfra.api.errors import WireError, wire_error, wire_error_of
 from deepinfra.api.exchange import AnswerFailed, Exchange, unless_gone
 from deepinfra.api.middleware import RequestRecord, record_of
-from deepinfra.api.sse import EventStream
-from deepinfra.api.wire import Call, Parse
+from deepinfra.api.protocol import Call, Received, WireProtocol
+from deepinfra.api.sse import EventStream, encoded
 from deepinfra.engine import Engine
 from deepinfra.errors import DeepinfraError, ModelUnknownError
 from deepinfra.interfaces.given import Clock, Offload
@@ -46,9 +48,9 @@ class Endpoint:
     """
 
     def __init__(
-        self, parse: Parse, engines: Mapping[str, Engine], limits: Limits, clock: Clock, offload: Offload
+        self, protocol: WireProtocol, engines: Mapping[str, Engine], limits: Limits, clock: Clock, offload: Offload
     ) -> None:
-        self._parse, self._engines, self._limits = parse, engines, limits
+        self._protocol, self._engines, self._limits = protocol, engines, limits
         self._clock, self._offload = clock, offload
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,16 +73,22 @@ class Endpoint:
                 with suppress(OSError):
                     await _send(send, 499, [], b"")
         except Exception as error:
-            await self._fail(send, out, _told(error, call, record))
+            await self._fail(send, out, call, _told(error, call, record), record.id)
 
     async def _read(self, scope: Scope, receive: Receive) -> Call:
+        received = Received(
+            headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
+            now=datetime.fromtimestamp(self._clock.wall(), UTC).date().isoformat(),
+            max_choices=self._limits.max_n,
+        )
         body = await read_body(scope, receive, self._limits.max_body_nbytes)
         if len(body) <= _OFFLOAD_NBYTES:
-            return self._call(body)
-        return await self._offload(self._call, body)
+            return self._call(body, received)
+        return await self._offload(self._call, body, received)
 
-    def _call(self, body: bytes) -> Call:
-        return self._parse(parse_object(body), self._limits.max_n)
+    def _call(self, body: bytes, received: Received) -> Call:
+        call = self._protocol.parse(parse_object(body), received)
+        return replace(call, requests=tuple(replace(request, tenant=received.tenant) for request in call.requests))
 
     def _engine(self, call: Call, record: RequestRecord) -> Engine:
         engine = self._engines.get(call.model)
@@ -89,13 +97,13 @@ class Endpoint:
         record.model = call.model
         return engine
 
-    @staticmethod
-    async def _fail(send: Send, out: EventStream, told: WireError) -> None:
+    async def _fail(self, send: Send, out: EventStream, call: Call | None, told: WireError, request_id: str) -> None:
         with suppress(OSError):
-            if out.begun:
-                await out.write(b"data: " + told.body() + b"\n\n", last=True)
+            if out.begun and call is not None:
+                await out.write(encoded(call.writer.failed(told, request_id)), last=True)
             else:
-                await _send(send, told.status, told.headers(), told.body())
+                status, answer = self._protocol.error(told, request_id)
+                await _send(send, status, told.headers(), msgspec.json.encode(answer))
 
 
 def _failing_as_oserror(send: Send) -> Send:

@@ -1,4 +1,4 @@
-"""Errors on the wire: OpenAI's shape, one table from our codes to statuses, and pydantic's findings in our words."""
+"""Errors on the wire: one table from our codes to statuses and OpenAI's words, and pydantic's findings in ours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import msgspec
 from pydantic import ValidationError
 
 from deepinfra.core.conversation import JsonValue
@@ -24,7 +23,7 @@ __all__ = ("STATUS", "WireError", "request_error", "wire_error", "wire_error_of"
 
 
 class WireError(NamedTuple):
-    """One error as a client sees it."""
+    """One error as a client is told, in OpenAI's words; other protocols have their own for `status`."""
 
     status: int
     type: str
@@ -32,12 +31,6 @@ class WireError(NamedTuple):
     message: str
     param: str | None = None
     retry_after_s: float | None = None
-
-    def body(self) -> bytes:
-        """The JSON object, also sent as an event when a stream has begun."""
-        return msgspec.json.encode(
-            {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-        )
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Content type, and `retry-after` in whole seconds where waiting helps."""

@@ -14,9 +14,10 @@ from starlette.types import Receive
 
 from deepinfra.api.body import ClientGone
 from deepinfra.api.middleware import RequestRecord
-from deepinfra.api.sse import DONE, EventStream, frame
-from deepinfra.api.wire import Call, Extension, Head, add_usage, usage_json
-from deepinfra.core.events import Event, Failed, Finished
+from deepinfra.api.protocol import Call, Extension, Frame, Head
+from deepinfra.api.sse import EventStream, encoded
+from deepinfra.api.wire import add_usage
+from deepinfra.core.events import Event, Failed
 from deepinfra.core.request import Usage
 from deepinfra.engine import Engine, Stream
 
@@ -75,7 +76,7 @@ class Exchange:
         self._head = Head(id=call.id_prefix + secrets.token_hex(12), created=int(created), model=call.model)
         self._streams: list[Stream] = []
         self._fold = call.writer.fold()
-        self._open = sum(request.n for request in call.requests)
+        self._begun = False
         self._error: Exception | None = None
 
     async def run(self) -> bytes:
@@ -97,12 +98,13 @@ class Exchange:
                 self._record.usage = self._usage
         if self._error is not None:
             raise self._error
-        if not self._call.stream:
-            return msgspec.json.encode(self._fold.answer(self._head, self._usage, self._extension))
-        if not self._call.include_usage:
-            return DONE
-        chunk = self._call.writer.chunk(self._head, ())
-        return frame({**chunk, "usage": usage_json(self._usage)}) + DONE
+        writer = self._call.writer
+        frames = [*self._begin(), *writer.end(self._usage, self._extension)]
+        if self._call.stream:
+            return b"".join(map(encoded, frames)) + writer.closing
+        for frame in frames:
+            self._fold.add(frame)
+        return msgspec.json.encode(self._fold.answer())
 
     @property
     def _usage(self) -> Usage:
@@ -114,7 +116,7 @@ class Exchange:
 
     async def _deliver(self) -> None:
         """Every prompt's events, as they come; errors are kept, so that they leave the engine's contexts unwrapped."""
-        take = self._write if self._call.stream else self._keep
+        take = self._send if self._call.stream else self._keep
         async with anyio.create_task_group() as group:
 
             async def guarded(work: Callable[..., Awaitable[None]], *args: Any) -> None:
@@ -125,7 +127,7 @@ class Exchange:
                     group.cancel_scope.cancel()
 
             async def alive() -> None:
-                await self._out.keep_alive()
+                await self._out.keep_alive(self._call.writer.keepalive)
 
             async with anyio.create_task_group() as readers:
                 if self._call.stream:
@@ -141,30 +143,33 @@ class Exchange:
                 ready.append(more)
             await take(prompt, ready)
 
-    async def _keep(self, prompt: int, events: Sequence[Event]) -> None:
-        for event in events:
-            if isinstance(event, Failed):
-                raise AnswerFailed(event)
-            for choice in self._call.writer.choices(prompt, event):
-                self._fold.add(choice)
+    def _begin(self) -> Sequence[Frame]:
+        if self._begun:
+            return ()
+        self._begun = True
+        return self._call.writer.begin(self._head, self._usage)
 
-    async def _write(self, prompt: int, events: Sequence[Event]) -> None:
-        """One body message for all events that are there; a failure is told after what came before it."""
-        frames: list[bytes] = []
-        failed: Failed | None = None
+    def _frames(self, prompt: int, events: Sequence[Event]) -> tuple[list[Frame], Failed | None]:
+        """What all these events say, up to a failure."""
+        usage, frames = self._usage, list[Frame]()
         for event in events:
             if isinstance(event, Failed):
-                failed = event
-                break
-            self._open -= isinstance(event, Finished)
-            for choice in self._call.writer.choices(prompt, event):
-                chunk = self._call.writer.chunk(self._head, (choice,))
-                if self._call.include_usage:
-                    chunk["usage"] = None
-                if self._open == 0 and choice["finish_reason"] is not None:
-                    chunk["deepinfra"] = self._extension.json()
-                frames.append(frame(chunk))
+                return frames, event
+            frames += self._begin()
+            frames += self._call.writer.write(prompt, event, usage)
+        return frames, None
+
+    async def _keep(self, prompt: int, events: Sequence[Event]) -> None:
+        frames, failed = self._frames(prompt, events)
+        if failed is not None:
+            raise AnswerFailed(failed)
+        for frame in frames:
+            self._fold.add(frame)
+
+    async def _send(self, prompt: int, events: Sequence[Event]) -> None:
+        """One body message for all events that are there; a failure is told after what came before it."""
+        frames, failed = self._frames(prompt, events)
         if frames:
-            await self._out.write(b"".join(frames))
+            await self._out.write(b"".join(map(encoded, frames)))
         if failed is not None:
             raise AnswerFailed(failed)

@@ -12,6 +12,8 @@ from starlette.routing import Route
 
 from deepinfra.api.errors import wire_error_of
 from deepinfra.api.metrics import registry
+from deepinfra.api.middleware import record_of
+from deepinfra.api.wire import openai_error
 from deepinfra.engine import Engine
 from deepinfra.errors import ModelUnknownError
 
@@ -31,8 +33,9 @@ def probe_routes(engines: Mapping[str, Engine], created: int) -> list[Route]:
     async def one_model(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in engines:
-            wire = wire_error_of(ModelUnknownError(name, tuple(engines)), {})
-            return Response(wire.body(), wire.status, media_type="application/json")
+            unknown = wire_error_of(ModelUnknownError(name, tuple(engines)), {})
+            status, answer = openai_error(unknown, record_of(request.scope).id)
+            return JSONResponse(answer, status)
         return JSONResponse(model(name))
 
     async def health(request: Request) -> Response:

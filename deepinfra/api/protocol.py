@@ -78,19 +78,28 @@ class Fold(Protocol):
 class Writer(Protocol):
     """Says one call's events in a protocol's words: `begin`, `write` per event, then `end` or `failed`.
 
+    `begin` is called with the first event, so that what fails before it still has a status of its own; `failed` may
+    therefore be called without it. Answers that are not streamed are folded from the same frames.
+
     Attributes:
-        keepalive: Bytes that say nothing, sent while nothing happens.
+        keepalive: Bytes that say nothing, sent while nothing happens, also before `begin`'s frames.
         closing: Bytes after the last frame of a stream that did not fail.
     """
 
-    keepalive: bytes
-    closing: bytes
+    @property
+    def keepalive(self) -> bytes: ...
+
+    @property
+    def closing(self) -> bytes: ...
 
     def begin(self, head: Head, usage: Usage) -> Sequence[Frame]:
         """Frames before the first event; `usage` may not know yet what was cached."""
 
     def write(self, prompt: int, event: Event, usage: Usage) -> Sequence[Frame]:
-        """Frames that say what `event` of prompt number `prompt` says; never called with `Failed`."""
+        """Frames that say what `event` of prompt number `prompt` says; never called with `Failed`.
+
+        `usage` counts up to now, over all prompts and choices.
+        """
 
     def end(self, usage: Usage, extension: Extension) -> Sequence[Frame]:
         """Frames after the last event."""
@@ -107,7 +116,8 @@ class Call:
     """A parsed request: what to ask the engine, and how to say its answer.
 
     Attributes:
-        requests: One per prompt; answers are numbered through: `prompt * n + choice`.
+        requests: One per prompt; answers are numbered through: `prompt * n + choice`. Whose they are is filled in
+            by the endpoint.
         id_prefix: Of the answer's `id`.
         param_names: The engine's field names in this protocol's words, for errors.
     """
@@ -131,4 +141,4 @@ class WireProtocol(Protocol):
         """
 
     def error(self, error: WireError, request_id: str) -> tuple[int, Json]:
-        """Status and body that say an error in this protocol's words."""
+        """Status and body that say an error in this protocol's words, also one from before `parse`."""

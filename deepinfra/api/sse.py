@@ -8,9 +8,9 @@ import anyio
 import msgspec
 from starlette.types import Send
 
-from deepinfra.api.wire import Json
+from deepinfra.api.protocol import Frame
 
-__all__ = ("DONE", "HEADERS", "KEEPALIVE", "EventStream", "frame")
+__all__ = ("HEADERS", "EventStream", "encoded")
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -18,11 +18,6 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 """Of every stream; the last keeps nginx from buffering it."""
-
-DONE = b"data: [DONE]\n\n"
-
-KEEPALIVE = b": keep-alive\n\n"
-"""A comment: readers skip it, proxies see that the connection lives."""
 
 _LINE_BREAKS = (
     (b"\xe2\x80\xa8", b"\\u2028"),
@@ -32,13 +27,15 @@ _LINE_BREAKS = (
 """Characters at which `str.splitlines` breaks although JSON need not escape them; clients split with it."""
 
 
-def frame(value: Json) -> bytes:
-    """One event with a JSON object in its only line."""
-    data = msgspec.json.encode(value)
+def encoded(frame: Frame) -> bytes:
+    """One event with a JSON object in its only data line."""
+    data = msgspec.json.encode(frame.data)
     if not data.isascii():
         for plain, escaped in _LINE_BREAKS:
             data = data.replace(plain, escaped)
-    return b"data: " + data + b"\n\n"
+    if frame.event is None:
+        return b"data: " + data + b"\n\n"
+    return b"event: " + frame.event.encode() + b"\ndata: " + data + b"\n\n"
 
 
 class EventStream:
@@ -68,10 +65,10 @@ class EventStream:
                 self._begun = True
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
-    async def keep_alive(self) -> NoReturn:
-        """Send a comment whenever nothing was written for `keepalive_s`; run beside the writers, then cancel."""
+    async def keep_alive(self, data: bytes) -> NoReturn:
+        """Send `data` whenever nothing was written for `keepalive_s`; run beside the writers, then cancel."""
         while True:
             writes = self._writes
             await anyio.sleep(self._keepalive_s)
             if writes == self._writes:
-                await self.write(KEEPALIVE)
+                await self.write(data)

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from deepinfra.api.errors import request_error
+from deepinfra.api.errors import WireError, request_error
+from deepinfra.api.protocol import Json
 from deepinfra.core.conversation import JsonValue
-from deepinfra.core.events import Event
-from deepinfra.core.request import CachedTokens, FinishReason, GenerateRequest, Usage
+from deepinfra.core.request import CachedTokens, FinishReason, Usage
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.errors import RequestError, UnsupportedFieldError
 
 __all__ = (
     "MAX_TOP_LOGPROBS",
-    "Call",
-    "Extension",
-    "Fold",
-    "Head",
-    "Json",
     "Options",
-    "Parse",
     "SamplingFields",
-    "Writer",
     "add_usage",
     "finish_of",
     "logprob_json",
+    "openai_error",
     "parse_fields",
     "usage_json",
 )
-
-Json: TypeAlias = dict[str, JsonValue]
-"""A JSON object on its way out."""
 
 MAX_STOPS = 16
 """Stop strings per request: OpenAI takes 4, deepseek-recipe 16."""
@@ -116,9 +106,9 @@ class SamplingFields(Options):
             raise RequestError("'stream_options' is only allowed with 'stream': true", "stream_options")
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def tells_usage(self) -> bool:
+        """Whether usage is among the frames: a stream says it when asked, a whole answer always."""
+        return not self.stream or bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling(self, logprobs: int | None) -> SamplingParams:
         """The parameters, with defaults where the client said nothing."""
@@ -167,86 +157,28 @@ def parse_fields(model: type[Fields], raw: Mapping[str, JsonValue]) -> Fields:
 # -- answers --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """What every object of one answer repeats."""
-
-    id: str
-    created: int
-    model: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extension:
-    """What only this server tells: goes into the object `deepinfra`."""
-
-    seed: int
-    cached: CachedTokens
-
-    def json(self) -> Json:
-        """`seed` reproduces the answer; `cached_tokens` are prompt tokens not computed, by tier."""
-        return {"seed": self.seed, "cached_tokens": {"device": self.cached.device, **self.cached.store}}
-
-
-class Fold(Protocol):
-    """The whole answer, made of the choices of all chunks of the stream it would have been."""
-
-    def add(self, choice: Json) -> None:
-        """Take one chunk's choice; choices of one index come in order."""
-
-    def answer(self, head: Head, usage: Usage, extension: Extension) -> Json:
-        """The object a client gets that did not ask for a stream."""
-
-
-class Writer(Protocol):
-    """Turns events of one call into a protocol's objects; keeps the little state that needs."""
-
-    def choices(self, prompt: int, event: Event) -> Sequence[Json]:
-        """Choices that say what `event` of prompt number `prompt` says, one per chunk."""
-
-    def chunk(self, head: Head, choices: Sequence[Json]) -> Json:
-        """One chunk of a stream, without usage."""
-
-    def fold(self) -> Fold:
-        """Begin a whole answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A parsed request: what to ask the engine, and how to say its answer.
-
-    Attributes:
-        requests: One per prompt; answers are numbered through: `prompt * n + choice`.
-        id_prefix: Of the answer's `id`.
-        param_names: The engine's field names in this protocol's words, for errors.
-    """
-
-    model: str
-    stream: bool
-    include_usage: bool
-    requests: tuple[GenerateRequest, ...]
-    writer: Writer
-    id_prefix: str
-    param_names: Mapping[str, str]
-
-
-Parse: TypeAlias = Callable[[Mapping[str, JsonValue], int], Call]
-"""A protocol's parser: the JSON object and the most answers allowed to the call; raises `RequestError`."""
+def openai_error(error: WireError, request_id: str) -> tuple[int, Json]:
+    """See `WireProtocol.error`; this shape has no place for the request's id, a header carries it."""
+    told: Json = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return error.status, {"error": told}
 
 
 def finish_of(reason: FinishReason, *, called: bool) -> str:
     """OpenAI's `finish_reason`: a normal end after tool calls is `tool_calls`; being cut short wins over that."""
+    if reason == "context":
+        return "length"
     return "tool_calls" if called and reason == "stop" else reason
 
 
 def add_usage(parts: Iterable[Usage]) -> Usage:
     """Sum over prompts."""
-    prompt = completion = reasoning = device = 0
+    prompt = completion = reasoning = written = device = 0
     store: dict[str, int] = {}
     for usage in parts:
         prompt += usage.prompt_tokens
         completion += usage.completion_tokens
         reasoning += usage.reasoning_tokens
+        written += usage.cache_write_tokens
         device += usage.cached.device
         for tier, tokens in usage.cached.store.items():
             store[tier] = store.get(tier, 0) + tokens
@@ -255,6 +187,7 @@ def add_usage(parts: Iterable[Usage]) -> Usage:
         completion_tokens=completion,
         reasoning_tokens=reasoning,
         cached=CachedTokens(device=device, store=store),
+        cache_write_tokens=written,
     )
 
 
@@ -265,7 +198,7 @@ def usage_json(usage: Usage) -> Json:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": usage.cache_write_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "prompt_cache_hit_tokens": cached,
         "prompt_cache_miss_tokens": usage.prompt_tokens - cached,

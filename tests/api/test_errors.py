@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from deepinfra import errors
 from deepinfra.api.errors import STATUS, wire_error, wire_error_of
+from deepinfra.api.wire import openai_error
 
 
 def leaves(root: type[errors.DeepinfraError]) -> list[type[errors.DeepinfraError]]:
@@ -42,8 +41,10 @@ def test_every_way_an_engine_cannot_serve_has_a_status_of_its_own(kind: type[err
 def test_an_error_has_one_wire_form(error: Exception, status: int, code: str, param: str | None) -> None:
     wire = wire_error_of(error, {"input": "messages", "constraint": "response_format"})
     assert (wire.status, wire.code, wire.param) == (status, code, param)
-    body = json.loads(wire.body())
+    told, body = openai_error(wire, "req_1")
+    assert told == status
     assert set(body) == {"error"}
+    assert isinstance(body["error"], dict)
     assert set(body["error"]) == {"message", "type", "param", "code"}
 
 

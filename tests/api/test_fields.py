@@ -8,10 +8,13 @@ import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 
-from deepinfra.api.chat.request import ChatRequest, parse_chat
-from deepinfra.api.completions.request import CompletionRequest, parse_completion
+from deepinfra.api.chat.request import CHAT, ChatRequest
+from deepinfra.api.completions.request import COMPLETIONS, CompletionRequest
+from deepinfra.api.protocol import Received
 from deepinfra.api.wire import SamplingFields
 from deepinfra.errors import RequestError, UnsupportedFieldError
+
+RECEIVED = Received(headers={}, now="2026-11-29", max_choices=8)
 
 PROTOCOLS = [
     pytest.param(ChatRequest, chat_params.CompletionCreateParamsBase, id="chat"),
@@ -65,7 +68,7 @@ REFUSED_CHAT = [
 @pytest.mark.parametrize(("body", "param"), REFUSED_CHAT, ids=lambda value: value if isinstance(value, str) else None)
 def test_chat_refuses_what_it_does_not_honour(body: dict[str, Any], param: str) -> None:
     with pytest.raises(UnsupportedFieldError) as caught:
-        parse_chat(body, 8)
+        CHAT.parse(body, RECEIVED)
     assert caught.value.param == param
     assert param in str(caught.value)
 
@@ -158,7 +161,7 @@ WRONG_CHAT = [
 @pytest.mark.parametrize(("body", "param"), WRONG_CHAT, ids=lambda value: value if isinstance(value, str) else None)
 def test_chat_names_the_field_that_is_wrong(body: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_chat(body, 8)
+        CHAT.parse(body, RECEIVED)
     assert caught.value.param == param
 
 
@@ -193,7 +196,7 @@ WRONG_COMPLETION = [
 )
 def test_completions_name_the_field_that_is_wrong(body: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_completion(body, 8)
+        COMPLETIONS.parse(body, RECEIVED)
     assert caught.value.param == param
 
 
@@ -201,9 +204,9 @@ def test_completions_name_the_field_that_is_wrong(body: dict[str, Any], param: s
 def test_null_is_the_same_as_leaving_a_field_out(field: str) -> None:
     if field in ("model", "messages"):
         with pytest.raises(RequestError):
-            parse_chat(chat(**{field: None}), 8)
+            CHAT.parse(chat(**{field: None}), RECEIVED)
     else:
-        assert parse_chat(chat(**{field: None}), 8).requests == parse_chat(chat(), 8).requests
+        assert CHAT.parse(chat(**{field: None}), RECEIVED).requests == CHAT.parse(chat(), RECEIVED).requests
 
 
 @pytest.mark.parametrize(
@@ -212,10 +215,10 @@ def test_null_is_the_same_as_leaving_a_field_out(field: str) -> None:
     + [(name, {"any": "thing"}) for name in sorted(ChatRequest.IGNORED)],
 )
 def test_what_changes_nothing_is_accepted_and_changes_nothing(field: str, value: Any) -> None:
-    assert parse_chat(chat(**{field: value}), 8).requests == parse_chat(chat(), 8).requests
+    assert CHAT.parse(chat(**{field: value}), RECEIVED).requests == CHAT.parse(chat(), RECEIVED).requests
 
 
 def test_a_value_is_never_quoted_back_in_full() -> None:
     with pytest.raises(RequestError) as caught:
-        parse_chat(chat(temperature="secret" * 1000), 8)
+        CHAT.parse(chat(temperature="secret" * 1000), RECEIVED)
     assert "secret" not in str(caught.value)

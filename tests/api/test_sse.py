@@ -8,16 +8,21 @@ import anyio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfra.api.sse import KEEPALIVE, EventStream, frame
+from deepinfra.api.protocol import Frame
+from deepinfra.api.sse import EventStream, encoded
 
 
 @given(text=st.text())
 def test_a_frame_is_one_line_for_every_way_of_splitting_lines(text: str) -> None:
-    data = frame({"text": text})
+    data = encoded(Frame({"text": text}))
     assert data.endswith(b"\n\n")
     line = data.removeprefix(b"data: ").removesuffix(b"\n\n")
     assert len(line.decode().splitlines()) == 1
     assert json.loads(line) == {"text": text}
+
+
+def test_a_named_event_has_its_name_in_a_line_before() -> None:
+    assert encoded(Frame({"a": 1}, "ping")) == b'event: ping\ndata: {"a":1}\n\n'
 
 
 class Sent:
@@ -46,11 +51,11 @@ async def test_a_stream_that_is_silent_says_that_it_lives() -> None:
     out = EventStream(sent.send, 0.001)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            group.start_soon(out.keep_alive)
+            group.start_soon(out.keep_alive, b": here\n\n")
             await sent.arrived.wait()
             group.cancel_scope.cancel()
     assert sent.messages[0]["status"] == 200
-    assert {message["body"] for message in sent.messages[1:]} <= {KEEPALIVE}
+    assert {message["body"] for message in sent.messages[1:]} <= {b": here\n\n"}
 
 
 async def test_a_write_that_was_cancelled_before_the_status_leaves_the_status_open() -> None:

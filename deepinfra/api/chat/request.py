@@ -10,13 +10,15 @@ from pydantic import Field
 from deepinfra.api.chat.messages import ChatMessage, conversation_messages
 from deepinfra.api.chat.response import ChatWriter
 from deepinfra.api.chat.tools import FormatIn, Tool, ToolChoiceIn, constraint_of, tool_choice_of, tool_definitions
-from deepinfra.api.wire import MAX_TOP_LOGPROBS, Call, Options, SamplingFields, parse_fields
+from deepinfra.api.errors import WireError
+from deepinfra.api.protocol import Call, Json, Received
+from deepinfra.api.wire import MAX_TOP_LOGPROBS, Options, SamplingFields, openai_error, parse_fields
 from deepinfra.core.conversation import Conversation, JsonValue
 from deepinfra.core.kv import Retention
 from deepinfra.core.request import GenerateRequest
 from deepinfra.errors import RequestError
 
-__all__ = ("ChatRequest", "parse_chat")
+__all__ = ("CHAT", "ChatProtocol", "ChatRequest")
 
 
 class Thinking(Options):
@@ -78,15 +80,47 @@ class ChatRequest(SamplingFields):
         return "high" if self.thinking.type == "enabled" else "none"
 
 
-def parse_chat(raw: Mapping[str, JsonValue], max_choices: int) -> Call:
-    """Read a request body.
+class ChatProtocol:
+    """See `WireProtocol`."""
 
-    Raises:
-        RequestError: Names the field that is wrong.
-    """
-    fields = parse_fields(ChatRequest, raw)
-    if (fields.n or 1) > max_choices:
-        raise RequestError(f"'n' must be at most {max_choices} on this server", "n")
+    def parse(self, raw: Mapping[str, JsonValue], received: Received) -> Call:
+        """See `WireProtocol.parse`."""
+        fields = parse_fields(ChatRequest, raw)
+        if (fields.n or 1) > received.max_choices:
+            raise RequestError(f"'n' must be at most {received.max_choices} on this server", "n")
+        request = GenerateRequest(
+            input=_conversation(fields, received.now),
+            sampling=fields.sampling((fields.top_logprobs or 0) if fields.logprobs else None),
+            n=fields.n or 1,
+            seed=fields.seed,
+            max_tokens=fields.max_completion_tokens or fields.max_tokens,
+            stop=tuple(fields.stop or ()),
+            ignore_eos=bool(fields.ignore_eos),
+            retention=_retention(fields.prompt_cache_retention),
+        )
+        return Call(
+            model=fields.model,
+            stream=bool(fields.stream),
+            requests=(request,),
+            writer=ChatWriter(request.n, include_usage=fields.tells_usage),
+            id_prefix="chatcmpl-",
+            param_names={
+                "constraint": "response_format",
+                "effort": "reasoning_effort",
+                "input": "messages",
+                "prompt": "messages",
+            },
+        )
+
+    def error(self, error: WireError, request_id: str) -> tuple[int, Json]:
+        """See `WireProtocol.error`."""
+        return openai_error(error, request_id)
+
+
+CHAT = ChatProtocol()
+
+
+def _conversation(fields: ChatRequest, now: str) -> Conversation:
     messages = conversation_messages(fields.messages)
     tools = tool_definitions(fields.tools or ())
     constraint = constraint_of(fields.response_format)
@@ -95,35 +129,13 @@ def parse_chat(raw: Mapping[str, JsonValue], max_choices: int) -> Call:
             "'messages' must contain the word 'json' in some form to use 'response_format' of type 'json_object'",
             "messages",
         )
-    request = GenerateRequest(
-        input=Conversation(
-            messages=messages,
-            tools=tools,
-            tool_choice=tool_choice_of(fields.tool_choice, fields.parallel_tool_calls, tools),
-            constraint=constraint,
-            effort=fields.effort,
-        ),
-        sampling=fields.sampling((fields.top_logprobs or 0) if fields.logprobs else None),
-        n=fields.n or 1,
-        seed=fields.seed,
-        max_tokens=fields.max_completion_tokens or fields.max_tokens,
-        stop=tuple(fields.stop or ()),
-        ignore_eos=bool(fields.ignore_eos),
-        retention=_retention(fields.prompt_cache_retention),
-    )
-    return Call(
-        model=fields.model,
-        stream=bool(fields.stream),
-        include_usage=fields.include_usage,
-        requests=(request,),
-        writer=ChatWriter(request.n),
-        id_prefix="chatcmpl-",
-        param_names={
-            "constraint": "response_format",
-            "effort": "reasoning_effort",
-            "input": "messages",
-            "prompt": "messages",
-        },
+    return Conversation(
+        messages=messages,
+        tools=tools,
+        tool_choice=tool_choice_of(fields.tool_choice, fields.parallel_tool_calls, tools),
+        constraint=constraint,
+        effort=fields.effort,
+        now=now,
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from deepinfra.api.wire import Extension, Head, Json, finish_of, logprob_json, usage_json
+from deepinfra.api.chunks import Chunks, folded
+from deepinfra.api.protocol import Frame, Head, Json
+from deepinfra.api.wire import finish_of, logprob_json
 from deepinfra.core.events import (
     Event,
     Finished,
@@ -21,53 +24,51 @@ from deepinfra.core.request import Usage
 __all__ = ("ChatFold", "ChatWriter")
 
 
-class ChatWriter:
+class ChatWriter(Chunks):
     """See `Writer`: the first delta of a choice carries its role, the last one is empty and has the finish reason.
 
     The roles of all choices come before anything else, in order: the official client's stream helper fails if the
     first chunk it sees is not that of choice 0.
     """
 
-    def __init__(self, n: int) -> None:
+    kind = "chat.completion.chunk"
+
+    def __init__(self, n: int, *, include_usage: bool) -> None:
+        super().__init__(n, include_usage=include_usage)
         self._n = n
-        self._begun = False
         self._called: set[int] = set()
 
-    def choices(self, prompt: int, event: Event) -> Sequence[Json]:
-        """See `Writer.choices`."""
+    def begin(self, head: Head, usage: Usage) -> Sequence[Frame]:
+        """See `Writer.begin`."""
+        super().begin(head, usage)
+        return [self.chunk(_choice(index, {"role": "assistant", "content": ""})) for index in range(self._n)]
+
+    def write(self, prompt: int, event: Event, usage: Usage) -> Sequence[Frame]:
+        """See `Writer.write`."""
         index = event.choice
-        said: list[Json] = []
-        if not self._begun:
-            self._begun = True
-            said.extend(_choice(each, {"role": "assistant", "content": ""}) for each in range(self._n))
         match event:
             case TextDelta():
-                said.append(_choice(index, {"content": event.text}, _logprobs("content", event.tokens)))
+                return (self.chunk(_choice(index, {"content": event.text}, _logprobs("content", event.tokens))),)
             case ReasoningDelta():
-                said.append(
-                    _choice(index, {"reasoning_content": event.text}, _logprobs("reasoning_content", event.tokens))
-                )
+                logprobs = _logprobs("reasoning_content", event.tokens)
+                return (self.chunk(_choice(index, {"reasoning_content": event.text}, logprobs)),)
             case ToolStart():
                 self._called.add(index)
                 function: Json = {"name": event.name, "arguments": ""}
-                begun: Json = {"index": event.index, "id": event.id, "type": "function", "function": function}
-                said.append(_choice(index, {"tool_calls": [begun]}))
+                begun: Json = {
+                    "index": event.index,
+                    "id": event.id or f"call_{secrets.token_hex(12)}",
+                    "type": "function",
+                    "function": function,
+                }
+                return (self.chunk(_choice(index, {"tool_calls": [begun]})),)
             case ToolArgumentsDelta():
                 more: Json = {"index": event.index, "function": {"arguments": event.arguments}}
-                said.append(_choice(index, {"tool_calls": [more]}))
+                return (self.chunk(_choice(index, {"tool_calls": [more]})),)
             case Finished():
-                said.append(_choice(index, {}, finish=finish_of(event.reason, called=index in self._called)))
-        return said
-
-    def chunk(self, head: Head, choices: Sequence[Json]) -> Json:
-        """See `Writer.chunk`."""
-        return {
-            "id": head.id,
-            "object": "chat.completion.chunk",
-            "created": head.created,
-            "model": head.model,
-            "choices": choices,
-        }
+                finish = finish_of(event.reason, called=index in self._called)
+                return self.finish(_choice(index, {}, finish=finish))
+        return ()
 
     def fold(self) -> ChatFold:
         """See `Writer.fold`."""
@@ -104,6 +105,24 @@ class _Message:
         self.logprobs: dict[str, list[Any]] = {}
         self.finish: str | None = None
 
+    def add(self, choice: dict[str, Any]) -> None:
+        delta = choice["delta"]
+        if text := delta.get("content"):
+            self.text.append(text)
+        if text := delta.get("reasoning_content"):
+            self.reasoning.append(text)
+        for call in delta.get("tool_calls", ()):
+            function = call["function"]
+            if "id" in call:
+                begun = {**function, "arguments": [function["arguments"]]}
+                self.calls.append({"id": call["id"], "type": call["type"], "function": begun})
+            else:
+                self.calls[call["index"]]["function"]["arguments"].append(function["arguments"])
+        for kind, entries in (choice["logprobs"] or {}).items():
+            if entries:
+                self.logprobs.setdefault(kind, []).extend(entries)
+        self.finish = choice["finish_reason"] or self.finish
+
     def json(self, index: int) -> Json:
         text = "".join(self.text)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
@@ -124,35 +143,14 @@ class ChatFold:
 
     def __init__(self) -> None:
         self._messages: dict[int, _Message] = {}
+        self._rest: Json = {}
 
-    def add(self, choice: dict[str, Any]) -> None:
+    def add(self, frame: Frame) -> None:
         """See `Fold.add`."""
-        message = self._messages.setdefault(choice["index"], _Message())
-        delta = choice["delta"]
-        if text := delta.get("content"):
-            message.text.append(text)
-        if text := delta.get("reasoning_content"):
-            message.reasoning.append(text)
-        for call in delta.get("tool_calls", ()):
-            function = call["function"]
-            if "id" in call:
-                begun = {**function, "arguments": [function["arguments"]]}
-                message.calls.append({"id": call["id"], "type": call["type"], "function": begun})
-            else:
-                message.calls[call["index"]]["function"]["arguments"].append(function["arguments"])
-        for kind, entries in (choice["logprobs"] or {}).items():
-            if entries:
-                message.logprobs.setdefault(kind, []).extend(entries)
-        message.finish = choice["finish_reason"] or message.finish
+        for choice in folded(self._rest, frame.data):
+            self._messages.setdefault(choice["index"], _Message()).add(choice)
 
-    def answer(self, head: Head, usage: Usage, extension: Extension) -> Json:
+    def answer(self) -> Json:
         """See `Fold.answer`."""
-        return {
-            "id": head.id,
-            "object": "chat.completion",
-            "created": head.created,
-            "model": head.model,
-            "choices": [self._messages[index].json(index) for index in sorted(self._messages)],
-            "usage": usage_json(usage),
-            "deepinfra": extension.json(),
-        }
+        choices = [self._messages[index].json(index) for index in sorted(self._messages)]
+        return {**self._rest, "object": "chat.completion", "choices": choices}

@@ -8,12 +8,14 @@ from typing import Annotated, ClassVar
 from pydantic import Field, PlainValidator
 
 from deepinfra.api.completions.response import CompletionWriter
-from deepinfra.api.wire import MAX_TOP_LOGPROBS, Call, SamplingFields, parse_fields
+from deepinfra.api.errors import WireError
+from deepinfra.api.protocol import Call, Json, Received
+from deepinfra.api.wire import MAX_TOP_LOGPROBS, SamplingFields, openai_error, parse_fields
 from deepinfra.core.conversation import JsonValue
 from deepinfra.core.request import GenerateRequest, TextInput
 from deepinfra.errors import RequestError, UnsupportedFieldError
 
-__all__ = ("CompletionRequest", "parse_completion")
+__all__ = ("COMPLETIONS", "CompletionProtocol", "CompletionRequest")
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's own default on this endpoint, and on no other."""
@@ -56,35 +58,40 @@ class CompletionRequest(SamplingFields):
             raise UnsupportedFieldError("best_of", "is not supported by this server; it may only equal 'n'")
 
 
-def parse_completion(raw: Mapping[str, JsonValue], max_choices: int) -> Call:
-    """Read a request body.
+class CompletionProtocol:
+    """See `WireProtocol`."""
 
-    Raises:
-        RequestError: Names the field that is wrong.
-    """
-    fields = parse_fields(CompletionRequest, raw)
-    n = fields.n or 1
-    if n > max_choices:
-        raise RequestError(f"'n' must be at most {max_choices} on this server", "n")
-    if n * len(fields.prompt) > max_choices:
-        raise RequestError(f"'prompt' times 'n' must be at most {max_choices} on this server", "prompt")
-    return Call(
-        model=fields.model,
-        stream=bool(fields.stream),
-        include_usage=fields.include_usage,
-        requests=tuple(
-            GenerateRequest(
-                input=prompt,
-                sampling=fields.sampling(fields.logprobs),
-                n=n,
-                seed=fields.seed,
-                max_tokens=fields.max_tokens or DEFAULT_MAX_TOKENS,
-                stop=tuple(fields.stop or ()),
-                ignore_eos=bool(fields.ignore_eos),
-            )
-            for prompt in fields.prompt
-        ),
-        writer=CompletionWriter(n),
-        id_prefix="cmpl-",
-        param_names={"input": "prompt"},
-    )
+    def parse(self, raw: Mapping[str, JsonValue], received: Received) -> Call:
+        """See `WireProtocol.parse`."""
+        fields = parse_fields(CompletionRequest, raw)
+        n, most = fields.n or 1, received.max_choices
+        if n > most:
+            raise RequestError(f"'n' must be at most {most} on this server", "n")
+        if n * len(fields.prompt) > most:
+            raise RequestError(f"'prompt' times 'n' must be at most {most} on this server", "prompt")
+        return Call(
+            model=fields.model,
+            stream=bool(fields.stream),
+            requests=tuple(
+                GenerateRequest(
+                    input=prompt,
+                    sampling=fields.sampling(fields.logprobs),
+                    n=n,
+                    seed=fields.seed,
+                    max_tokens=fields.max_tokens or DEFAULT_MAX_TOKENS,
+                    stop=tuple(fields.stop or ()),
+                    ignore_eos=bool(fields.ignore_eos),
+                )
+                for prompt in fields.prompt
+            ),
+            writer=CompletionWriter(len(fields.prompt), n, include_usage=fields.tells_usage),
+            id_prefix="cmpl-",
+            param_names={"input": "prompt"},
+        )
+
+    def error(self, error: WireError, request_id: str) -> tuple[int, Json]:
+        """See `WireProtocol.error`."""
+        return openai_error(error, request_id)
+
+
+COMPLETIONS = CompletionProtocol()

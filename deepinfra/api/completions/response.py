@@ -6,46 +6,41 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from deepinfra.api.wire import Extension, Head, Json, finish_of, logprob_json, usage_json
+from deepinfra.api.chunks import Chunks, folded
+from deepinfra.api.protocol import Frame, Json
+from deepinfra.api.wire import finish_of, logprob_json
 from deepinfra.core.events import Event, Finished, ReasoningDelta, TextDelta, TokenLogprobs
 from deepinfra.core.request import Usage
 
 __all__ = ("CompletionFold", "CompletionWriter")
 
 
-class CompletionWriter:
+class CompletionWriter(Chunks):
     """See `Writer`. A chunk has the shape of the whole object; choice `c` of prompt `p` has index `p * n + c`."""
 
-    def __init__(self, n: int) -> None:
+    kind = "text_completion"
+
+    def __init__(self, prompts: int, n: int, *, include_usage: bool) -> None:
+        super().__init__(prompts * n, include_usage=include_usage)
         self._n = n
         self._offsets: dict[int, _Offsets] = {}
 
-    def choices(self, prompt: int, event: Event) -> Sequence[Json]:
-        """See `Writer.choices`. Reasoning is text here, as this protocol has no other place for it."""
+    def write(self, prompt: int, event: Event, usage: Usage) -> Sequence[Frame]:
+        """See `Writer.write`. Reasoning is text here, as this protocol has no other place for it."""
         index = prompt * self._n + event.choice
         match event:
             case TextDelta() | ReasoningDelta():
                 logprobs = None
                 if event.tokens:
                     logprobs = _logprobs(event.tokens, self._offsets.setdefault(index, _Offsets()))
-                return (_choice(index, event.text, logprobs),)
+                return (self.chunk(_choice(index, event.text, logprobs)),)
             case Finished():
-                return (_choice(index, "", finish=finish_of(event.reason, called=False)),)
+                return self.finish(_choice(index, "", finish=finish_of(event.reason, called=False)))
         return ()
-
-    def chunk(self, head: Head, choices: Sequence[Json]) -> Json:
-        """See `Writer.chunk`."""
-        return {
-            "id": head.id,
-            "object": "text_completion",
-            "created": head.created,
-            "model": head.model,
-            "choices": choices,
-        }
 
     def fold(self) -> CompletionFold:
         """See `Writer.fold`."""
-        return CompletionFold(self)
+        return CompletionFold()
 
 
 def _choice(index: int, text: str, logprobs: Json | None = None, finish: str | None = None) -> Json:
@@ -87,15 +82,19 @@ def _spelled(data: bytes) -> str:
 class CompletionFold:
     """See `Fold`."""
 
-    def __init__(self, writer: CompletionWriter) -> None:
-        self._writer = writer
+    def __init__(self) -> None:
         self._texts: dict[int, list[str]] = {}
         self._choices: dict[int, dict[str, Any]] = {}
+        self._rest: Json = {}
 
-    def add(self, choice: dict[str, Any]) -> None:
+    def add(self, frame: Frame) -> None:
         """See `Fold.add`."""
+        for choice in folded(self._rest, frame.data):
+            self._add(choice)
+
+    def _add(self, choice: dict[str, Any]) -> None:
         index = choice["index"]
-        whole = self._choices.setdefault(index, _choice(index, ""))
+        whole = self._choices.setdefault(index, dict(_choice(index, "")))
         self._texts.setdefault(index, []).append(choice["text"])
         if choice["logprobs"]:
             if whole["logprobs"] is None:
@@ -104,7 +103,7 @@ class CompletionFold:
                 whole["logprobs"][kind].extend(values)
         whole["finish_reason"] = choice["finish_reason"] or whole["finish_reason"]
 
-    def answer(self, head: Head, usage: Usage, extension: Extension) -> Json:
+    def answer(self) -> Json:
         """See `Fold.answer`."""
         choices = [{**self._choices[index], "text": "".join(self._texts[index])} for index in sorted(self._choices)]
-        return {**self._writer.chunk(head, choices), "usage": usage_json(usage), "deepinfra": extension.json()}
+        return {**self._rest, "choices": choices}

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from deepinfra.api.chat.request import parse_chat
+from deepinfra.api.chat.request import CHAT
+from deepinfra.api.protocol import Received
 from deepinfra.core.conversation import (
     Constraint,
     Conversation,
@@ -19,9 +20,12 @@ from deepinfra.core.kv import Retention
 from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import SamplingParams
 
+RECEIVED = Received(headers={}, now="2026-11-29", max_choices=128)
+
 
 def parse(**fields: Any) -> GenerateRequest:
-    (request,) = parse_chat({"model": "toy", "messages": [{"role": "user", "content": "hi"}], **fields}, 128).requests
+    body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], **fields}
+    (request,) = CHAT.parse(body, RECEIVED).requests
     return request
 
 
@@ -37,7 +41,9 @@ FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"z": 1,
 def test_defaults_are_the_engines_own() -> None:
     assert parse() == GenerateRequest(
         input=Conversation(
-            messages=(Message(role="user", content=(TextPart("hi"),)),), tool_choice=ToolChoice(mode="none")
+            messages=(Message(role="user", content=(TextPart("hi"),)),),
+            tool_choice=ToolChoice(mode="none"),
+            now="2026-11-29",
         )
     )
 

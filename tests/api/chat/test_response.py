@@ -9,7 +9,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from deepinfra.api.chat.response import ChatWriter
-from deepinfra.api.wire import Extension, Head
+from deepinfra.api.protocol import Extension, Frame, Head
 from deepinfra.core.events import (
     Event,
     Finished,
@@ -25,23 +25,32 @@ from deepinfra.core.request import CachedTokens, FinishReason, Usage
 
 HEAD = Head(id="chatcmpl-1", created=1_800_000_000, model="toy")
 USAGE = Usage(
-    prompt_tokens=10, completion_tokens=7, reasoning_tokens=2, cached=CachedTokens(device=4, store={"ssd": 2})
+    prompt_tokens=10,
+    completion_tokens=7,
+    reasoning_tokens=2,
+    cached=CachedTokens(device=4, store={"ssd": 2}),
+    cache_write_tokens=3,
 )
 EXTENSION = Extension(seed=5, cached=USAGE.cached)
 
 
+def frames(writer: ChatWriter, events: Sequence[Event]) -> list[Frame]:
+    said = [*writer.begin(HEAD, USAGE)]
+    for event in events:
+        said += writer.write(0, event, USAGE)
+    return [*said, *writer.end(USAGE, EXTENSION)]
+
+
 def chunks(events: Sequence[Event], n: int = 1) -> list[dict[str, Any]]:
-    writer = ChatWriter(n)
-    return [writer.chunk(HEAD, (choice,)) for event in events for choice in writer.choices(0, event)]  # type: ignore[misc]
+    return [frame.data for frame in frames(ChatWriter(n, include_usage=False), events)]
 
 
 def folded(events: Sequence[Event], n: int = 1) -> dict[str, Any]:
-    writer = ChatWriter(n)
+    writer = ChatWriter(n, include_usage=True)
     fold = writer.fold()
-    for event in events:
-        for choice in writer.choices(0, event):
-            fold.add(choice)
-    return fold.answer(HEAD, USAGE, EXTENSION)
+    for frame in frames(writer, events):
+        fold.add(frame)
+    return fold.answer()
 
 
 def finished(choice: int = 0, reason: FinishReason = "stop") -> Finished:
@@ -115,7 +124,7 @@ def test_usage_counts_what_was_cached_and_reasoned() -> None:
         "prompt_tokens": 10,
         "completion_tokens": 7,
         "total_tokens": 17,
-        "prompt_tokens_details": {"cached_tokens": 6},
+        "prompt_tokens_details": {"cached_tokens": 6, "cache_write_tokens": 3},
         "completion_tokens_details": {"reasoning_tokens": 2},
         "prompt_cache_hit_tokens": 6,
         "prompt_cache_miss_tokens": 4,

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
-from deepinfra.api.completions.request import parse_completion
+from deepinfra.api.completions.request import COMPLETIONS
+from deepinfra.api.protocol import Received
 from deepinfra.core.request import GenerateRequest, TextInput
 
 
 def parse(prompt: Any, **fields: Any) -> tuple[GenerateRequest, ...]:
-    return parse_completion({"model": "toy", "prompt": prompt, **fields}, 8).requests
+    received = Received(headers={}, now="2026-11-29", max_choices=8)
+    return COMPLETIONS.parse({"model": "toy", "prompt": prompt, **fields}, received).requests
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 from openai.types import Completion
 
 from deepinfra.api.completions.response import CompletionWriter
-from deepinfra.api.wire import Extension, Head
+from deepinfra.api.protocol import Extension, Head
 from deepinfra.core.events import Event, Finished, TextDelta, TokenLogprobs, TopLogprob
 from deepinfra.core.request import CachedTokens, Usage
 
@@ -14,12 +14,14 @@ USAGE = Usage(prompt_tokens=3, completion_tokens=2)
 
 
 def folded(n: int, events: list[tuple[int, Event]]) -> dict[str, Any]:
-    writer = CompletionWriter(n)
+    writer = CompletionWriter(1 + max(prompt for prompt, _ in events), n, include_usage=True)
     fold = writer.fold()
+    frames = [*writer.begin(HEAD, USAGE)]
     for prompt, event in events:
-        for choice in writer.choices(prompt, event):
-            fold.add(choice)
-    return fold.answer(HEAD, USAGE, Extension(seed=1, cached=CachedTokens()))
+        frames += writer.write(prompt, event, USAGE)
+    for frame in [*frames, *writer.end(USAGE, Extension(seed=1, cached=CachedTokens()))]:
+        fold.add(frame)
+    return fold.answer()
 
 
 def finished(choice: int = 0) -> Finished:
