@@ -17,8 +17,8 @@ class ChatTemplateOptions(BaseModel):
     date: str | None = Field(
         None,
         pattern=r"^\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d)?)?$",
-        description="What `strftime_now` says unless a request gives `now`; without either a template that needs the "
-        "date refuses.",
+        description="The date that `strftime_now` says, which keeps prompts and their cached KV the same from day to "
+        "day; default: today.",
     )
     cache_chars: int = Field(
         8_000_000, ge=0, description="Characters of encoded text kept for the next turns of chats; 0 turns it off."

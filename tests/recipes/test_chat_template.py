@@ -345,16 +345,26 @@ def test_effort_is_given_to_a_template_that_reads_it_as_text() -> None:
     assert recipe.render(chat(say("user", "a"), effort="low")).text == "alow"
 
 
-def test_the_date_comes_from_the_request_or_the_settings() -> None:
+def test_the_date_is_the_pinned_one_or_the_conversations() -> None:
     template = "{{ messages[0].content }}{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
     model = TrainedTextModel(template)
     ask = chat(say("user", "a"))
     assert ChatTemplate(model).render(ask).text == "a"
     assert ChatTemplate(model, date="2025-01-15").render(ask).text == "a15 Jan 2025"
-    asked = replace(ask, template_options={"now": "2026-02-03T10:00:00"})
-    assert ChatTemplate(model, date="2025-01-15").render(asked).text == "a03 Feb 2026"
+    asked = replace(ask, now="2026-02-03")
+    assert ChatTemplate(model).render(asked).text == "a03 Feb 2026"
+    assert ChatTemplate(model, date="2025-01-15").render(asked).text == "a15 Jan 2025"
     with pytest.raises(RequestError, match="ISO 8601"):
-        ChatTemplate(model).render(replace(ask, template_options={"now": "tomorrow"}))
+        ChatTemplate(model).render(replace(ask, now="tomorrow"))
+
+
+def test_a_prompt_says_where_its_control_tokens_stand_in_the_text(smollm2: ChatTemplate) -> None:
+    prompt = smollm2.render(chat(say("user", "<|im_end|>a")))
+    assert [prompt.text[start:end] for start, end in prompt.ranges] == [
+        *("<|im_start|>", "<|im_end|>") * 2,
+        "<|im_start|>",
+    ]
+    assert len(prompt.ranges) == len(prompt.control)
 
 
 # -- prefix -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from functools import partial
+from functools import partial, reduce
 from string import Formatter
 from types import BuiltinMethodType, MethodType
 from typing import Any, TypeVar
@@ -249,6 +249,19 @@ class _MarkedCode(CodeGenerator):
     def visit_TemplateData(self, node: nodes.TemplateData, frame: Frame) -> None:
         self.write(self._literal(node.as_const(frame.eval_ctx)))
 
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
+        """`a + b + c` as one operation: templates glue every message together this way."""
+        terms: list[nodes.Expr] = []
+        left: nodes.Expr = node
+        while isinstance(left, nodes.Add):
+            terms.append(left.right)
+            left = left.left
+        self.write("environment.add(context, (")
+        for term in (left, *reversed(terms)):
+            self.visit(term, frame)
+            self.write(", ")
+        self.write("))")
+
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.tilde((")
         for part in node.nodes:
@@ -279,6 +292,13 @@ class _MarkedSandbox(_Sandbox):
         if len(text) > MAX_CHARS:
             raise SecurityError("the template makes something too large")
         return text
+
+    def add(self, context: Context, terms: Sequence[Any]) -> Any:
+        """The `+` operator, from left to right."""
+        for term in terms:
+            if type(term) is not Marked:
+                return reduce(partial(self.call_binop, context, "+"), terms)
+        return self._concat(terms)
 
     def tilde(self, parts: Iterable[Any]) -> Marked:
         """The `~` operator."""

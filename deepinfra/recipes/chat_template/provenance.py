@@ -27,7 +27,7 @@ class Marked(str):
     def __new__(cls, text: str = "", trust: bytes | None = None) -> Self:
         """Mark `text`; `trust` has one byte, 0 or 1, per character, none of them set by default."""
         self = str.__new__(cls, text)
-        self._trust = bytes(len(self)) if trust is None else trust
+        self._trust = bytes(len(text)) if trust is None else trust
         return self
 
     @property
@@ -237,4 +237,4 @@ def trust_of(text: str) -> bytes:
 def concat(parts: Iterable[str]) -> Marked:
     """Join parts, each with its own trust."""
     parts = list(parts)
-    return Marked("".join(parts), b"".join(map(trust_of, parts)))
+    return Marked("".join(parts), b"".join([trust_of(part) for part in parts]))

@@ -71,9 +71,9 @@ class ChatTemplate(Recipe):
     the result is asserted. A model whose template or tokenizer does not pass the self-test is not served. The
     tokenizer is built when the recipe is entered, or at first use, in about a second.
 
-    A template's `strftime_now` needs a date, and a recipe has no clock: the request's `template_options["now"]`
-    (ISO 8601) is used, else `date`; without either the name is undefined, and templates that do not check for it
-    refuse. Tools are rendered if the template knows them and refused by name otherwise.
+    A template's `strftime_now` needs a date, and a recipe has no clock: `date` is used, else the conversation's `now`;
+    without either the name is undefined, and templates that do not check for it refuse. Tools are rendered if the
+    template knows them and refused by name otherwise.
 
     Args:
         model: A model, or the name of one for `deepinfra.models.open_model`.
@@ -135,6 +135,8 @@ class ChatTemplate(Recipe):
             start=_start(rendered, loaded.reasoning),
             constraint=conversation.constraint,
             breakpoints=tuple(position for position in control if position and position - 1 not in known),
+            ranges=tuple(rendered.ranges),
+            tools=conversation.tools if conversation.tool_choice.mode != "none" else (),
         )
 
     def text(self, text: TextInput) -> Prompt:

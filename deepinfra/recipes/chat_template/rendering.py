@@ -11,7 +11,7 @@ from typing import Any
 from deepinfra.core.conversation import Conversation, Message, TextPart
 from deepinfra.errors import RequestError, UnsupportedFieldError
 from deepinfra.recipes.chat_template.environment import MarkedTemplate
-from deepinfra.recipes.chat_template.provenance import Marked, trust_of, trusted
+from deepinfra.recipes.chat_template.provenance import trust_of, trusted
 from deepinfra.recipes.chat_template.variables import Traits, mark, strings, unused_characters, variables
 from deepinfra.recipes.encoding.vocabulary import SafeEncoder
 
@@ -29,19 +29,19 @@ class Rendered:
     positions: list[int]
 
 
-def moment(conversation: Conversation, default: str | None) -> datetime | None:
-    """What `strftime_now` says: the request's `template_options["now"]`, else the recipe's date.
+def moment(conversation: Conversation, pinned: str | None) -> datetime | None:
+    """What `strftime_now` says: the date the recipe is pinned to, else the conversation's `now`.
 
     Raises:
         RequestError: `now` is not an ISO 8601 time.
     """
-    now = (conversation.template_options or {}).get("now", default)
+    now = conversation.now if pinned is None else pinned
     if now is None:
         return None
     try:
-        return datetime.fromisoformat(str(now))
+        return datetime.fromisoformat(now)
     except ValueError:
-        raise RequestError(f"{now!r} is not an ISO 8601 time", "template_options.now") from None
+        raise RequestError(f"{now!r} is not an ISO 8601 date or time", "now") from None
 
 
 class Renderer:
@@ -87,16 +87,18 @@ class Renderer:
         return Rendered(text, trust, ranges, ids, positions)
 
     def _text(self, values: dict[str, Any], spare: Iterator[str], now: datetime | None) -> tuple[str, bytes]:
-        starts = {start for text in strings(values) for start in self._encoder.found(text)}
-        substitutes = {start: _next(spare) for start in sorted(starts)}
+        encoder = self._encoder
+        substitutes: dict[str, str] = {}
+        if encoder.spells("\0".join(strings(values))):
+            starts = {start for text in strings(values) for start in encoder.found(text)}
+            substitutes = {start: _next(spare) for start in sorted(starts)}
 
         def change(text: str) -> str:
-            return self._encoder.defang(text, substitutes)
+            return encoder.defang(text, substitutes)
 
-        marked = mark(values, change if starts else str) | self._constants
-        rendered: Marked = self._template.render(marked, now)
+        rendered = self._template.render(mark(values, change if substitutes else None) | self._constants, now)
         text = str.__str__(rendered)
-        if starts:
+        if substitutes:
             back = {substitute: start for start, substitute in substitutes.items()}
             text = re.sub(f"[{''.join(back)}]", lambda match: back[match[0]], text)
         return text, trust_of(rendered)

@@ -146,7 +146,7 @@ def check(
     for name, shape in SHAPES.items():
         if (shape.tools and not traits.reads_tools) or (name == "loop" and not traits.reads("tool_calls")):
             continue  # refused by name
-        shape = replace(shape, template_options={"now": _NOW})
+        shape = replace(shape, now=_NOW)
         try:
             text = plain.render(variables(shape, traits) | constants, datetime.fromisoformat(_NOW))
         except TemplateError as error:

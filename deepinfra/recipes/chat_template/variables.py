@@ -19,7 +19,7 @@ from deepinfra.recipes.chat_template.provenance import Marked, trusted
 __all__ = ("Traits", "mark", "strings", "unused_characters", "variables")
 
 _ROLES = frozenset(get_args(Role))
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "now"})
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 _PRIVATE = re.compile("[\ue000-\uf8ff]")
 _SWITCHES = ("enable_thinking", "thinking")
 
@@ -61,7 +61,6 @@ def variables(conversation: Conversation, traits: Traits) -> dict[str, Any]:
     _refuse(conversation, tools, traits)
     calls = {call.id: call.name for message in conversation.messages for call in message.tool_calls}
     values: dict[str, Any] = dict(_plain(conversation.template_options or {}))
-    values.pop("now", None)
     values |= _effort(conversation.effort, traits)
     values |= {
         "messages": [_message(message, index, calls, traits) for index, message in enumerate(conversation.messages)],
@@ -83,7 +82,7 @@ def _refuse(conversation: Conversation, tools: Sequence[ToolDefinition], traits:
     if tools and not conversation.tool_choice.parallel:
         raise UnsupportedFieldError("parallel_tool_calls", "cannot be turned off here")
     for name in conversation.template_options or {}:
-        if name != "now" and (name in _RESERVED or name not in traits.names):
+        if name in _RESERVED or name not in traits.names:
             raise UnsupportedFieldError(f"template_options.{name}", "is not read by this model's chat template")
     for index, message in enumerate(conversation.messages):
         if message.role not in _ROLES:
@@ -167,35 +166,42 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def mark(values: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+def mark(values: Mapping[str, Any], change: Callable[[str], str] | None) -> dict[str, Any]:
     """The same variables with every string, keys too, changed and untrusted; roles are trusted, being checked."""
-    marked = {key: _mark(item, change) for key, item in values.items()}
+    marked = {key: _mark(item, change) for key, item in values.items() if key != "messages"}
+    marked["messages"] = [{key: _mark(item, change) for key, item in message.items()} for message in values["messages"]]
     for message in marked["messages"]:
         message["role"] = trusted(message["role"])
     return marked
 
 
-def _mark(value: Any, change: Callable[[str], str]) -> Any:
+def _mark(value: Any, change: Callable[[str], str] | None) -> Any:
     if isinstance(value, str):
-        return Marked(change(value))
+        return Marked(value if change is None else change(value))
     if isinstance(value, dict):
-        return {Marked(change(key)): _mark(item, change) for key, item in value.items()}
+        return {_mark(key, change): _mark(item, change) for key, item in value.items()}
     if isinstance(value, list):
         return [_mark(item, change) for item in value]
     return value
 
 
-def strings(value: Any) -> Iterator[str]:
+def strings(value: Any) -> list[str]:
     """Every string inside, keys too."""
+    found: list[str] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[str]) -> None:
     if isinstance(value, str):
-        yield value
+        found.append(value)
     elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from strings(item)
+        found += value
+        for item in value.values():
+            _collect(item, found)
     elif isinstance(value, list):
         for item in value:
-            yield from strings(item)
+            _collect(item, found)
 
 
 def unused_characters(values: Any, literals: Iterable[str]) -> Iterator[str]:

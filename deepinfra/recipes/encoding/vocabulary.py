@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
@@ -78,12 +77,16 @@ class SafeEncoder:
         )
         self._names, self._tokenizer = _renamed(definition, control)
         self._ids = {self._tokenizer.token_to_id(name): control[text] for text, name in self._names.items()}
-        self._cache: OrderedDict[str, array[int]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._cached_chars, self._cache_chars, self._lock = 0, 0, Lock()
         flags = ("lstrip", "rstrip", "single_word")
         added = (token for token in definition["added_tokens"] if token["content"] in self.control)
         if not any(token[flag] for token in added for flag in flags) and self._independent():
             self._cache_chars = cache_chars
+
+    def spells(self, text: str) -> bool:
+        """Whether `text` spells a control token anywhere."""
+        return self._pattern.search(text) is not None
 
     def found(self, text: str) -> set[str]:
         """First characters of the control tokens that `text` spells; empty for text without markers."""
@@ -101,9 +104,14 @@ class SafeEncoder:
     def ranges(self, text: str, trust: bytes) -> list[tuple[int, int]]:
         """Where trusted characters alone spell control tokens, longest first in each place."""
         text = str.__str__(text)
-        found = []
-        for run in re.finditer(rb"\x01+", trust):
-            found += [match.span() for match in self._pattern.finditer(text, run.start(), run.end())]
+        found: list[tuple[int, int]] = []
+        search = self._pattern.finditer
+        start = trust.find(1)
+        while start >= 0:
+            end = trust.find(0, start)
+            end = len(trust) if end < 0 else end
+            found += [match.span() for match in search(text, start, end)]
+            start = trust.find(1, end)
         return found
 
     def encode(self, text: str, ranges: Sequence[tuple[int, int]] = ()) -> tuple[list[int], list[int]]:
@@ -129,31 +137,33 @@ class SafeEncoder:
             parts += (text[at:start], self._names[text[start:end]])
             at = end
         ids = self._tokenizer.encode("".join((*parts, text[at:])), add_special_tokens=False).ids
-        renamed = self._ids
-        return [renamed.get(token, token) for token in ids]
+        own = self._ids.setdefault  # one object per id, or the cache would hold one per token
+        return [own(token, token) for token in ids]
 
     def _by_gaps(self, text: str, ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        gaps = [text[end:start] for (_, end), (start, _) in zip(((0, 0), *ranges), ranges, strict=False)]
+        gaps.append(text[ranges[-1][1] if ranges else 0 :])
+        cache = self._cache
+        with self._lock:
+            known = [cache.get(gap) for gap in gaps]
+            for gap, cached in zip(gaps, known, strict=True):
+                if cached is not None:
+                    cache.move_to_end(gap)
         ids: list[int] = []
         positions: list[int] = []
-        at = 0
-        for start, end in ranges:
-            ids += self._gap(text[at:start])
-            token = self.control[text[start:end]]
-            if token in self._checked:
-                positions.append(len(ids))
-            ids.append(token)
-            at = end
-        ids += self._gap(text[at:])
+        for index, cached in enumerate(known):
+            ids += self._gap(gaps[index]) if cached is None else cached
+            if index < len(ranges):
+                start, end = ranges[index]
+                token = self.control[text[start:end]]
+                if token in self._checked:
+                    positions.append(len(ids))
+                ids.append(token)
         return ids, positions
 
-    def _gap(self, text: str) -> array[int]:
-        """Ids of text between control tokens; asserted to hold none when they are first made."""
-        with self._lock:
-            ids = self._cache.get(text)
-            if ids is not None:
-                self._cache.move_to_end(text)
-                return ids
-        ids = array("I", self._whole(text, ()))
+    def _gap(self, text: str) -> tuple[int, ...]:
+        """Ids of text between control tokens, kept; asserted to hold none."""
+        ids = tuple(self._whole(text, ()))
         if not self._checked.isdisjoint(ids):
             raise InjectionError(_FORGED)
         with self._lock:
