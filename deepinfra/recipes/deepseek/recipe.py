@@ -1,0 +1,158 @@
+"""`DeepSeek`: the native recipe of DeepSeek V4 and V4.1."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Literal, Self
+
+from deepinfra.core.conversation import Conversation
+from deepinfra.core.report import RecipeReport
+from deepinfra.core.request import Prompt, TextInput
+from deepinfra.errors import ModelError
+from deepinfra.interfaces import OutputParser, Recipe, Tokenizer
+from deepinfra.models import open_model
+from deepinfra.recipes.deepseek.dialect import DIALECTS, EOS, THINK, THINK_END, Version
+from deepinfra.recipes.deepseek.rendering import render
+from deepinfra.recipes.encoding.loading import TokenizerModel, Vocabulary, load_vocabulary
+from deepinfra.recipes.output.grammar import Grammar, State, reasoning_grammar
+from deepinfra.recipes.output.parser import GrammarParser
+
+__all__ = ("DeepSeek",)
+
+_RULES = "deepseek-1"
+"""Goes into `version`: raise it when the same conversation gets other ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """Everything that is built once from a model's tokenizer."""
+
+    vocabulary: Vocabulary
+    grammar: Grammar
+    version: str
+
+
+class DeepSeek(Recipe):
+    """Writes DeepSeek's own format, without a template; nothing a user typed becomes a control token.
+
+    The text and its control ranges come from a pure function of conversation and version; the ranges alone become
+    control ids. Calls of tools and the end of reasoning are recognised by id, so the same characters in an answer
+    stay text.
+
+    Differs from DeepSeek's own library where that loses something: numbers keep their digits, a failed tool's result
+    says so, a quote cannot end the name of an argument, and a call can be demanded while the model reasons: it
+    reasons first, and a constraint makes it call then.
+
+    Args:
+        model: A model, or the name of one for `deepinfra.models.open_model`; only its tokenizer is read.
+        version: Which of the formats.
+        effort: Reasoning effort of requests that ask for none.
+        cache_chars: Characters of encoded text kept for the next turns of chats; 0 turns it off.
+
+    Raises:
+        ModelError: The model cannot be opened; when entered or first used: its tokenizer lacks a control token.
+
+    Source: deepseek-recipe 0.2.0 (MIT), by its behaviour.
+    """
+
+    def __init__(
+        self,
+        model: str | TokenizerModel,
+        *,
+        version: Version = "v4",
+        effort: Literal["none", "low", "high", "max"] = "high",
+        cache_chars: int = 8_000_000,
+    ) -> None:
+        self._model: TokenizerModel = open_model(model) if isinstance(model, str) else model
+        self._format, self._effort, self._cache_chars = version, effort, cache_chars
+        self._built: _Loaded | None = None
+        self._lock = Lock()
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        await self.offload(self._load)
+        try:
+            yield self
+        finally:
+            self._built = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """See `Recipe.tokenizer`."""
+        return self._load().vocabulary.tokenizer
+
+    @property
+    def version(self) -> str:
+        """SHA-256 over the tokenizer's definition, the format and this package's rules."""
+        return self._load().version
+
+    def render(self, conversation: Conversation) -> Prompt:
+        """See `Recipe.render`."""
+        loaded = self._load()
+        if conversation.effort is None:
+            conversation = replace(conversation, effort=self._effort)
+        rendered = render(conversation, self._format)
+        ids, control = loaded.vocabulary.encoder.encode(rendered.text, rendered.ranges)
+        return Prompt(
+            ids=tuple(ids),
+            control=tuple(control),
+            text=rendered.text,
+            stop_ids=loaded.vocabulary.tokenizer.eos_ids,
+            start=rendered.start,
+            constraint=conversation.constraint,
+            breakpoints=tuple(control[index] for index in rendered.turns),
+            media=tuple((control[index], digest) for index, digest in rendered.media),
+            ranges=rendered.ranges,
+            tools=rendered.tools,
+        )
+
+    def text(self, text: TextInput) -> Prompt:
+        """See `Recipe.text`; begins with BOS if the model's tokenizer does so. All output is text."""
+        vocabulary = self._load().vocabulary
+        first = () if vocabulary.bos is None else (vocabulary.bos,)
+        return Prompt(
+            ids=(*first, *vocabulary.tokenizer.encode(text.text)),
+            control=tuple(range(len(first))),
+            text=text.text,
+            stop_ids=vocabulary.tokenizer.eos_ids,
+            start="raw",
+        )
+
+    def parser(self, prompt: Prompt, choice: int = 0) -> OutputParser:
+        """See `Recipe.parser`."""
+        loaded = self._load()
+        return GrammarParser(loaded.grammar, prompt.start, loaded.vocabulary.tokenizer.token_bytes, choice)
+
+    def report(self) -> RecipeReport:
+        """See `Recipe.report`."""
+        control = self._load().vocabulary.control
+        return RecipeReport(
+            recipe=type(self).__name__,
+            control=tuple(sorted(control.items(), key=lambda item: item[1])),
+        )
+
+    def _load(self) -> _Loaded:
+        with self._lock:
+            if self._built is None:
+                self._built = _load(self._model, self._format, self._cache_chars)
+            return self._built
+
+
+def _load(model: TokenizerModel, version: Version, cache_chars: int) -> _Loaded:
+    needed = DIALECTS[version].control
+    vocabulary = load_vocabulary(model, needed, cache_chars, ends=(EOS,))
+    missing = [token for token in needed if token not in vocabulary.control]
+    if missing:
+        raise ModelError(
+            f"the tokenizer of {model.name!r} is not that of DeepSeek {version}: it lacks {', '.join(missing)}"
+        )
+    control = vocabulary.control
+    grammar = reasoning_grammar(THINK, THINK_END, control[THINK], control[THINK_END])
+    grammar = Grammar({**grammar.states, "raw": State(channel="text")})
+    fingerprint = hashlib.sha256(json.dumps([_RULES, version, vocabulary.definition]).encode()).hexdigest()
+    return _Loaded(vocabulary, grammar, fingerprint)
