@@ -15,9 +15,12 @@ from deepinfra.core.sampling import SamplingParams
 from deepinfra.errors import RequestError, UnsupportedFieldError
 
 __all__ = (
+    "MAX_STOPS",
     "MAX_TOP_LOGPROBS",
     "Options",
+    "RequestFields",
     "SamplingFields",
+    "Stop",
     "add_usage",
     "finish_of",
     "logprob_json",
@@ -59,10 +62,8 @@ def _as_list(value: object) -> object:
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class SamplingFields(Options):
-    """Fields with one meaning in `/v1/chat/completions` and `/v1/completions`.
-
-    Beyond OpenAI's, as vLLM spells them: `top_k` (-1 or 0 keeps all), `min_p`, `repetition_penalty`, `ignore_eos`.
+class RequestFields(Options):
+    """Base of a request's body.
 
     Attributes:
         IGNORED: Fields accepted without effect on the answer, because none is theirs: bookkeeping and billing of
@@ -70,8 +71,24 @@ class SamplingFields(Options):
         NEUTRAL: Fields refused unless they say what happens anyway (`null` always does).
     """
 
-    IGNORED: ClassVar[frozenset[str]] = frozenset({"user"})
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
     NEUTRAL: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {}
+
+    def check(self) -> None:
+        """Rules between fields.
+
+        Raises:
+            RequestError: Two fields contradict each other.
+        """
+
+
+class SamplingFields(RequestFields):
+    """Fields with one meaning in `/v1/chat/completions` and `/v1/completions`.
+
+    Beyond OpenAI's, as vLLM spells them: `top_k` (-1 or 0 keeps all), `min_p`, `repetition_penalty`, `ignore_eos`.
+    """
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"user"})
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     n: Annotated[int, Field(ge=1)] | None = None
@@ -97,11 +114,7 @@ class SamplingFields(Options):
     ignore_eos: bool | None = None
 
     def check(self) -> None:
-        """Rules between fields.
-
-        Raises:
-            RequestError: Two fields contradict each other.
-        """
+        """See `RequestFields.check`."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("'stream_options' is only allowed with 'stream': true", "stream_options")
 
@@ -130,7 +143,7 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-Fields = TypeVar("Fields", bound=SamplingFields)
+Fields = TypeVar("Fields", bound=RequestFields)
 
 
 def parse_fields(model: type[Fields], raw: Mapping[str, JsonValue]) -> Fields:
