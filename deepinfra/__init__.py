@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from deepinfra.api.app import asgi
     from deepinfra.config import from_toml
     from deepinfra.core.conversation import Conversation, Message, TextPart
+    from deepinfra.core.identity import ApiKey
     from deepinfra.core.request import GenerateRequest, TextInput
     from deepinfra.core.sampling import SamplingParams
     from deepinfra.engine import Engine, Pool
 
 __all__ = (
+    "ApiKey",
     "Conversation",
     "Engine",
     "GenerateRequest",
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 __getattr__ = lazily(
     __name__,
     {
+        "ApiKey": "deepinfra.core.identity",
         "Conversation": "deepinfra.core.conversation",
         "Engine": "deepinfra.engine",
         "GenerateRequest": "deepinfra.core.request",

@@ -17,13 +17,17 @@
     │   ├── TemplateError           template-error        the model's template refuses this conversation
     │   ├── InvalidJsonError        invalid-json          the body is no JSON value that can be served
     │   ├── BodyTooLargeError       body-too-large        the body has more bytes than the server takes (413)
-    │   └── ModelUnknownError       model-unknown         no engine of that name (404)
+    │   ├── UnauthorizedError       unauthorized          no API key, or one that is not known (401)
+    │   ├── ModelUnknownError       model-unknown         no engine of that name (404)
+    │   └── NotStoredError          not-stored            no stored response or item of that id for this tenant (404)
     ├── Overloaded                  overloaded            not admitted; try again after `retry_after_s` (429/503)
+    │   └── RateLimitedError        rate-limited          the API key's own limit of requests (429)
     ├── EngineError                 engine-error          the engine cannot serve this (5xx)
     │   ├── EngineNotRunningError   engine-not-running    nobody entered the engine
     │   ├── EngineDrainingError     engine-draining       shutting down, no new requests
     │   ├── PoolFailedError         pool-failed           the executor was lost too often, or a part is broken
     │   ├── DeadlineExceededError   deadline-exceeded     the request's own deadline passed
+    │   ├── ConstraintFailedError   constraint-failed     what the answer must match cannot be continued
     │   └── ClientTimeoutError      client-timeout        nobody read the stream for too long
     ├── ExecutorError               executor-error
     │   ├── StepFailed              step-failed           one step failed for these sequences; the executor lives
@@ -42,6 +46,7 @@ __all__ = (
     "BodyTooLargeError",
     "ClientTimeoutError",
     "ConfigError",
+    "ConstraintFailedError",
     "ContextLengthError",
     "DeadlineExceededError",
     "DeepinfraError",
@@ -56,14 +61,17 @@ __all__ = (
     "ModelError",
     "ModelNotFoundError",
     "ModelUnknownError",
+    "NotStoredError",
     "Overloaded",
     "PluginConflictError",
     "PluginError",
     "PoolFailedError",
+    "RateLimitedError",
     "RequestError",
     "ResourceError",
     "StepFailed",
     "TemplateError",
+    "UnauthorizedError",
     "UnknownComponentError",
     "UnsupportedCombination",
     "UnsupportedFieldError",
@@ -215,6 +223,19 @@ class BodyTooLargeError(RequestError):
         super().__init__(f"the request's body is larger than {limit_nbytes} bytes")
 
 
+class UnauthorizedError(RequestError):
+    """Raised when a request comes without an API key that this server knows."""
+
+    code = "unauthorized"
+
+    def __init__(self, *, missing: bool) -> None:
+        super().__init__(
+            "no API key was sent; put one into the header 'authorization: Bearer KEY' or 'x-api-key: KEY'"
+            if missing
+            else "the API key is not one of this server's"
+        )
+
+
 class ModelUnknownError(RequestError):
     """Raised when a request names a model that this server does not serve."""
 
@@ -225,6 +246,15 @@ class ModelUnknownError(RequestError):
         super().__init__(f"The model {model!r} does not exist here; served: {', '.join(known)}", "model")
 
 
+class NotStoredError(RequestError):
+    """Raised when a request names a stored thing that is not there, or is another tenant's; one is like the other."""
+
+    code = "not-stored"
+
+    def __init__(self, kind: str, name: str, param: str | None = None) -> None:
+        super().__init__(f"{kind} with id {name[:64]!r} not found.", param)
+
+
 class Overloaded(DeepinfraError):
     """Raised when a request is not admitted now; `retry_after_s` is the predicted wait in seconds."""
 
@@ -233,6 +263,12 @@ class Overloaded(DeepinfraError):
     def __init__(self, why: str, retry_after_s: float = 1.0) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(f"{why}; try again in {max(1, round(retry_after_s))} s")
+
+
+class RateLimitedError(Overloaded):
+    """Raised when a caller makes more requests than its API key allows."""
+
+    code = "rate-limited"
 
 
 class InjectionError(DeepinfraError):
@@ -288,6 +324,16 @@ class DeadlineExceededError(EngineError):
 
     def __init__(self, deadline_s: float) -> None:
         super().__init__(f"the request's deadline of {deadline_s:g} s passed")
+
+
+class ConstraintFailedError(EngineError):
+    """Raised when an answer cannot go on within its constraint: no token is allowed, or matching became too costly."""
+
+    code = "constraint-failed"
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f"the answer cannot go on within its constraint: {why}")
 
 
 class ClientTimeoutError(EngineError):

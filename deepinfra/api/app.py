@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from starlette._utils import get_route_path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from deepinfra.api.chat.request import CHAT
 from deepinfra.api.completions.request import COMPLETIONS
-from deepinfra.api.endpoint import Endpoint, Limits
+from deepinfra.api.endpoint import Door, Endpoint
 from deepinfra.api.errors import WireError, wire_error, wire_error_of
+from deepinfra.api.gate import Gate, KeyRing
 from deepinfra.api.middleware import RequestLog, record_of
 from deepinfra.api.probes import probe_routes
 from deepinfra.api.protocol import WireProtocol
-from deepinfra.api.wire import openai_error
+from deepinfra.core.identity import ApiKey
 from deepinfra.engine import Engine
 from deepinfra.interfaces.given import Clock, Offload, SystemClock, ThreadOffload
 
@@ -52,14 +55,15 @@ def asgi(
     max_body_nbytes: int = 8 * 1024 * 1024,
     max_n: int = 64,
     keepalive_s: float = 10.0,
+    keys: Sequence[ApiKey] | None = None,
+    cors_origins: Sequence[str] = (),
     clock: Clock | None = None,
     offload: Offload | None = None,
 ) -> App:
     """An ASGI application that serves OpenAI's protocols from one engine or several.
 
     Serves `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/ready` and `/metrics`. Installs no
-    signal handler and keeps nothing outside the returned object. CORS headers are not sent; add a middleware for
-    browsers.
+    signal handler and keeps nothing outside the returned object.
 
     Args:
         engine: One engine, served under its own name, or engines by model name.
@@ -67,17 +71,21 @@ def asgi(
         max_n: Most answers per request: `n`, or prompts times `n`.
         keepalive_s: A streamed response begins with its first event or after this time, and a comment is sent
             whenever it was silent for as long.
-        clock: Time for `created` and the access log.
+        keys: Who may ask; everybody if left out. With keys everything needs one but `/health`, `/ready` and
+            `/metrics`, applications mounted into this one included.
+        cors_origins: Web origins whose pages may read answers (`https://chat.example.com`); without any, no CORS
+            header is sent and browsers let no page read them.
+        clock: Time for `created`, the date in prompts, limits of keys and the access log.
         offload: Threads for parsing large bodies.
 
     Raises:
-        ValueError: No engine at all.
+        ValueError: No engine at all, or `keys` without a key or with two alike.
     """
     engines = dict(engine) if isinstance(engine, Mapping) else {engine.name: engine}
     if not engines:
         raise ValueError("an application needs at least one engine")
     clock, offload = clock or SystemClock(), offload or ThreadOffload()
-    limits = Limits(max_body_nbytes=max_body_nbytes, max_n=max_n, keepalive_s=keepalive_s)
+    door = Door(max_body_nbytes=max_body_nbytes, max_n=max_n, keepalive_s=keepalive_s, clock=clock, offload=offload)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncGenerator[None]:
@@ -87,7 +95,7 @@ def asgi(
             yield
 
     def endpoint(path: str, protocol: WireProtocol) -> Route:
-        return Route(path, Endpoint(protocol, engines, limits, clock, offload), methods=["POST"])
+        return Route(path, Endpoint(protocol, engines, door), methods=["POST"])
 
     app = App(
         routes=[
@@ -95,12 +103,35 @@ def asgi(
             endpoint("/v1/completions", COMPLETIONS),
             *probe_routes(engines, int(clock.wall())),
         ],
-        middleware=[Middleware(RequestLog, clock=clock)],
+        middleware=_middleware(clock, keys, cors_origins),
         exception_handlers={HTTPException: _http_error, Exception: _server_error},
         lifespan=lifespan,
     )
     app.engines, app.lifespan = engines, lifespan
     return app
+
+
+def _protocol_at(path: str) -> WireProtocol:
+    """Whose words an error is told in where no endpoint was reached."""
+    return CHAT
+
+
+def _middleware(clock: Clock, keys: Sequence[ApiKey] | None, origins: Sequence[str]) -> list[Middleware]:
+    """From the outside in; a preflight has no key, so CORS stands before the gate."""
+    found = [Middleware(RequestLog, clock=clock)]
+    if origins:
+        found.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(origins),
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "request-id", "retry-after"],
+            )
+        )
+    if keys is not None:
+        found.append(Middleware(Gate, ring=KeyRing(keys, clock), protocol_at=_protocol_at))
+    return found
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -118,5 +149,5 @@ async def _server_error(request: Request, error: Exception) -> Response:
 
 
 def _refusal(request: Request, error: WireError, headers: Mapping[str, str] | None = None) -> Response:
-    status, answer = openai_error(error, record_of(request.scope).id)
+    status, answer = _protocol_at(get_route_path(request.scope)).error(error, record_of(request.scope).id)
     return JSONResponse(answer, status, headers)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from deepinfra.api.errors import WireError
 from deepinfra.api.protocol import Extension, Frame, Head, Json
-from deepinfra.api.wire import openai_error, usage_json
+from deepinfra.api.wire import KEEPALIVE, openai_error, usage_json
 from deepinfra.core.request import Usage
 
 __all__ = ("Chunks", "folded")
@@ -27,7 +27,7 @@ class Chunks:
     """
 
     kind: ClassVar[str]
-    keepalive = b": keep-alive\n\n"  # a comment: readers skip it, proxies see that the connection lives
+    keepalive = KEEPALIVE
     closing = b"data: [DONE]\n\n"
 
     def __init__(self, choices: int, *, include_usage: bool) -> None:

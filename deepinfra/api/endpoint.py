@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import TypeVar
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from deepinfra.api.body import ClientGone, parse_object, read_body
 from deepinfra.api.errors import WireError, wire_error, wire_error_of
 from deepinfra.api.exchange import AnswerFailed, Exchange, unless_gone
-from deepinfra.api.middleware import RequestRecord, record_of
-from deepinfra.api.protocol import Call, Received, WireProtocol
+from deepinfra.api.middleware import RequestRecord, headers_of, record_of
+from deepinfra.api.protocol import Call, Json, Received, WireProtocol
 from deepinfra.api.sse import EventStream, encoded
 from deepinfra.engine import Engine
 from deepinfra.errors import DeepinfraError, ModelUnknownError
 from deepinfra.interfaces.given import Clock, Offload
 
-__all__ = ("Endpoint", "Limits")
+__all__ = ("Door", "Endpoint", "Query")
+
+T = TypeVar("T")
 
 _logger = logging.getLogger("deepinfra.api")
 
@@ -32,12 +37,78 @@ _JSON = [(b"content-type", b"application/json")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a request may ask of the server itself; see `app.asgi`."""
+class Door:
+    """What all endpoints of an application share: how much may come in, and what reads it; see `app.asgi`."""
 
     max_body_nbytes: int
     max_n: int
     keepalive_s: float
+    clock: Clock
+    offload: Offload
+
+    async def read(self, scope: Scope, receive: Receive, parse: Callable[[Json, Received], T]) -> T:
+        """A request's body, parsed; a large one off the loop.
+
+        Raises:
+            RequestError: It is too large, no JSON object, or `parse` refuses it.
+            ClientGone: The client left first.
+        """
+        received = self.received(scope)
+        body = await read_body(scope, receive, self.max_body_nbytes)
+
+        def parsed(body: bytes) -> T:
+            return parse(parse_object(body), received)
+
+        return parsed(body) if len(body) <= _OFFLOAD_NBYTES else await self.offload(parsed, body)
+
+    def received(self, scope: Scope) -> Received:
+        """What is known about a request without its body."""
+        return Received(
+            tenant=record_of(scope).tenant,
+            headers=headers_of(scope),
+            now=datetime.fromtimestamp(self.clock.wall(), UTC).date().isoformat(),
+            max_choices=self.max_n,
+        )
+
+
+class Query:
+    """An ASGI application for what is answered without generating, in a protocol's words.
+
+    Args:
+        protocol: Whose errors.
+        answer: Takes the body (empty for GET and DELETE), what is known about the request, and the parameters of its
+            path and query string.
+        door: See `Door`.
+        param_names: See `Call`.
+    """
+
+    def __init__(
+        self,
+        protocol: WireProtocol,
+        answer: Callable[[Json, Received, Mapping[str, str]], Awaitable[Json]],
+        door: Door,
+        param_names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._protocol, self._answer, self._door, self._param_names = protocol, answer, door, param_names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        record = record_of(scope)
+        send = _failing_as_oserror(send)
+        try:
+            if scope["method"] == "POST":
+                raw, received = await self._door.read(scope, receive, lambda raw, received: (raw, received))
+            else:
+                raw, received = {}, self._door.received(scope)
+            params = {**QueryParams(scope["query_string"]), **scope["path_params"]}
+            answer = await self._answer(raw, received, params)
+            await _send(send, 200, _JSON, msgspec.json.encode(answer))
+        except (ClientGone, OSError):
+            record.gone = True
+            with suppress(OSError):
+                await _send(send, 499, [], b"")
+        except Exception as error:
+            await _refuse(send, self._protocol, _told(error, self._param_names, record), record.id)
 
 
 class Endpoint:
@@ -47,21 +118,18 @@ class Endpoint:
     context is left, whatever middleware stands between.
     """
 
-    def __init__(
-        self, protocol: WireProtocol, engines: Mapping[str, Engine], limits: Limits, clock: Clock, offload: Offload
-    ) -> None:
-        self._protocol, self._engines, self._limits = protocol, engines, limits
-        self._clock, self._offload = clock, offload
+    def __init__(self, protocol: WireProtocol, engines: Mapping[str, Engine], door: Door) -> None:
+        self._protocol, self._engines, self._door = protocol, engines, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         record = record_of(scope)
         send = _failing_as_oserror(send)
-        out = EventStream(send, self._limits.keepalive_s)
+        out = EventStream(send, self._door.keepalive_s)
         call: Call | None = None
         try:
-            call = await self._read(scope, receive)
-            exchange = Exchange(call, self._engine(call, record), record, out, self._clock.wall())
+            call = await self._door.read(scope, receive, self._call)
+            exchange = Exchange(call, self._engine(call, record), record, out, self._door.clock.wall())
             rest = await unless_gone(receive, exchange.run)
             if call.stream:
                 await out.write(rest, last=True)
@@ -73,21 +141,10 @@ class Endpoint:
                 with suppress(OSError):
                     await _send(send, 499, [], b"")
         except Exception as error:
-            await self._fail(send, out, call, _told(error, call, record), record.id)
+            await self._fail(send, out, call, _told(error, call.param_names if call else {}, record), record.id)
 
-    async def _read(self, scope: Scope, receive: Receive) -> Call:
-        received = Received(
-            headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
-            now=datetime.fromtimestamp(self._clock.wall(), UTC).date().isoformat(),
-            max_choices=self._limits.max_n,
-        )
-        body = await read_body(scope, receive, self._limits.max_body_nbytes)
-        if len(body) <= _OFFLOAD_NBYTES:
-            return self._call(body, received)
-        return await self._offload(self._call, body, received)
-
-    def _call(self, body: bytes, received: Received) -> Call:
-        call = self._protocol.parse(parse_object(body), received)
+    def _call(self, raw: Json, received: Received) -> Call:
+        call = self._protocol.parse(raw, received)
         return replace(call, requests=tuple(replace(request, tenant=received.tenant) for request in call.requests))
 
     def _engine(self, call: Call, record: RequestRecord) -> Engine:
@@ -98,12 +155,11 @@ class Endpoint:
         return engine
 
     async def _fail(self, send: Send, out: EventStream, call: Call | None, told: WireError, request_id: str) -> None:
-        with suppress(OSError):
-            if out.begun and call is not None:
+        if out.begun and call is not None:
+            with suppress(OSError):
                 await out.write(encoded(call.writer.failed(told, request_id)), last=True)
-            else:
-                status, answer = self._protocol.error(told, request_id)
-                await _send(send, status, told.headers(), msgspec.json.encode(answer))
+        else:
+            await _refuse(send, self._protocol, told, request_id)
 
 
 def _failing_as_oserror(send: Send) -> Send:
@@ -129,12 +185,18 @@ async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], bod
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _told(error: Exception, call: Call | None, record: RequestRecord) -> WireError:
+async def _refuse(send: Send, protocol: WireProtocol, told: WireError, request_id: str) -> None:
+    status, answer = protocol.error(told, request_id)
+    with suppress(OSError):
+        await _send(send, status, told.headers(), msgspec.json.encode(answer))
+
+
+def _told(error: Exception, param_names: Mapping[str, str], record: RequestRecord) -> WireError:
     """What the client is told; what it is not told, or what is the server's own fault, is logged."""
     if isinstance(error, AnswerFailed):
         told = wire_error(error.event.code, error.event.message)
     else:
-        told = wire_error_of(error, call.param_names if call else {})
+        told = wire_error_of(error, param_names)
     if not isinstance(error, DeepinfraError | AnswerFailed):
         _logger.error("request %s failed", record.id, exc_info=error)
     elif told.status == 500:

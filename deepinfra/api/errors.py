@@ -19,7 +19,7 @@ from deepinfra.errors import (
     UnsupportedFieldError,
 )
 
-__all__ = ("STATUS", "WireError", "request_error", "wire_error", "wire_error_of")
+__all__ = ("STATUS", "UNSUPPORTED", "WireError", "request_error", "wire_error", "wire_error_of")
 
 
 class WireError(NamedTuple):
@@ -33,12 +33,17 @@ class WireError(NamedTuple):
     retry_after_s: float | None = None
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Content type, and `retry-after` in whole seconds where waiting helps."""
+        """Content type, `retry-after` in whole seconds where waiting helps, and how to authenticate."""
         headers = [(b"content-type", b"application/json")]
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode()))
         return headers
 
+
+UNSUPPORTED = "unsupported"
+"""Type of the `PydanticCustomError` that a model raises for a value which is known and not honoured."""
 
 _INDEX = re.compile(r"\[(\d+)\]")
 """Parts write `messages[0].content` as Python does, clients read `messages.0.content` as OpenAI does."""
@@ -53,14 +58,18 @@ STATUS: Mapping[str, tuple[int, str, str]] = {
     "template-error": (400, "invalid_request_error", "template-error"),
     "invalid-json": (400, "invalid_request_error", "invalid_json"),
     "body-too-large": (413, "invalid_request_error", "body-too-large"),
+    "unauthorized": (401, "invalid_request_error", "invalid_api_key"),
     "model-unknown": (404, "invalid_request_error", "model_not_found"),
+    "not-stored": (404, "invalid_request_error", "not_found"),
     "not-found": (404, "invalid_request_error", "not_found"),
     "method-not-allowed": (405, "invalid_request_error", "method_not_allowed"),
     "overloaded": (429, "rate_limit_error", "rate_limit_exceeded"),
+    "rate-limited": (429, "rate_limit_error", "rate_limit_exceeded"),
     "engine-not-running": (503, "server_error", "engine-not-running"),
     "engine-draining": (503, "server_error", "engine-draining"),
     "pool-failed": (503, "server_error", "pool-failed"),
     "cancelled": (503, "server_error", "engine-stopped"),
+    "constraint-failed": (500, "server_error", "constraint-failed"),
     "deadline-exceeded": (504, "server_error", "deadline-exceeded"),
     "client-timeout": (408, "server_error", "client-timeout"),
 }
@@ -110,6 +119,8 @@ def request_error(error: ValidationError) -> RequestError:
     match first["type"]:
         case "extra_forbidden":
             return UnsupportedFieldError(param, "is not a field of this request")
+        case "unsupported":
+            return UnsupportedFieldError(param, first["msg"])
         case "missing":
             return RequestError(f"missing required field {param!r}", param)
         case "value_error":

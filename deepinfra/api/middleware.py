@@ -12,22 +12,37 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deepinfra.core.request import Usage
 from deepinfra.interfaces.given import Clock
 
-__all__ = ("RequestLog", "RequestRecord", "record_of")
+__all__ = ("RequestLog", "RequestRecord", "headers_of", "record_of")
 
 _access = logging.getLogger("deepinfra.access")
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_ID_HEADERS = (b"x-request-id", b"request-id")
+"""OpenAI's clients read the first, Anthropic's the second."""
+
 _KEY = "deepinfra.record"
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is told about a request: its id to the client, all of it to the access log. No text of anybody's."""
+    """What is known of a request but what it says: its id is told to the client, most to the access log.
+
+    Attributes:
+        key: Name of the API key it came with.
+        tenant: Whose it is.
+    """
 
     id: str
+    key: str = "-"
+    tenant: str = "public"
     model: str = "-"
     usage: Usage | None = None
     gone: bool = False
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """A request's headers by lower-case name; the last of repeated ones counts."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -53,13 +68,14 @@ class RequestLog:
             return
         record = RequestRecord(_request_id(scope))
         scope[_KEY] = record
+        told = [(name, record.id.encode()) for name in _ID_HEADERS]
         begun, status, nbytes = self._clock.now(), 0, 0
 
         async def tagged(message: Message) -> None:
             nonlocal status, nbytes
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", record.id.encode())]}
+                message = {**message, "headers": [*message.get("headers", ()), *told]}
             elif message["type"] == "http.response.body":
                 nbytes += len(message.get("body", b""))
             await send(message)
@@ -70,13 +86,14 @@ class RequestLog:
             if _access.isEnabledFor(logging.INFO):
                 usage = record.usage or Usage(prompt_tokens=0)
                 _access.info(
-                    "%s %s %d %d B %.1f ms id=%s model=%s prompt=%d cached=%d completion=%d",
+                    "%s %s %d %d B %.1f ms id=%s key=%s model=%s prompt=%d cached=%d completion=%d",
                     scope["method"],
                     scope["path"].encode("unicode_escape").decode("ascii")[:200],
                     499 if record.gone else status,
                     nbytes,
                     1000 * (self._clock.now() - begun),
                     record.id,
+                    record.key,
                     record.model,
                     usage.prompt_tokens,
                     usage.cached.total,

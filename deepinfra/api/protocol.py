@@ -87,10 +87,12 @@ class Writer(Protocol):
     """
 
     @property
-    def keepalive(self) -> bytes: ...
+    def keepalive(self) -> bytes:
+        """See the class."""
 
     @property
-    def closing(self) -> bytes: ...
+    def closing(self) -> bytes:
+        """See the class."""
 
     def begin(self, head: Head, usage: Usage) -> Sequence[Frame]:
         """Frames before the first event; `usage` may not know yet what was cached."""

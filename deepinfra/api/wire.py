@@ -15,6 +15,7 @@ from deepinfra.core.sampling import SamplingParams
 from deepinfra.errors import RequestError, UnsupportedFieldError
 
 __all__ = (
+    "KEEPALIVE",
     "MAX_STOPS",
     "MAX_TOP_LOGPROBS",
     "Options",
@@ -28,6 +29,9 @@ __all__ = (
     "parse_fields",
     "usage_json",
 )
+
+KEEPALIVE = b": keep-alive\n\n"
+"""A comment: readers skip it, proxies see that the connection lives."""
 
 MAX_STOPS = 16
 """Stop strings per request: OpenAI takes 4, deepseek-recipe 16."""
