@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from deepinfra.testing.kvstore import KVStoreConformance
     from deepinfra.testing.placer import ExpertPlacerConformance
     from deepinfra.testing.recipe import RecipeConformance
+    from deepinfra.testing.replay import ReplayExecutor
     from deepinfra.testing.scheduler import SchedulerConformance
     from deepinfra.testing.speculator import SpeculatorConformance
     from deepinfra.testing.tiny import TinyRecipe
@@ -25,6 +26,7 @@ __all__ = (
     "KVStoreConformance",
     "ManualClock",
     "RecipeConformance",
+    "ReplayExecutor",
     "SchedulerConformance",
     "SpeculatorConformance",
     "TinyRecipe",
@@ -38,6 +40,7 @@ __getattr__ = lazily(
         "KVStoreConformance": "deepinfra.testing.kvstore",
         "ManualClock": "deepinfra.testing.clock",
         "RecipeConformance": "deepinfra.testing.recipe",
+        "ReplayExecutor": "deepinfra.testing.replay",
         "SchedulerConformance": "deepinfra.testing.scheduler",
         "SpeculatorConformance": "deepinfra.testing.speculator",
         "TinyRecipe": "deepinfra.testing.tiny",
