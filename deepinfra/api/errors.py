@@ -23,7 +23,11 @@ __all__ = ("STATUS", "UNSUPPORTED", "WireError", "request_error", "wire_error", 
 
 
 class WireError(NamedTuple):
-    """One error as a client is told, in OpenAI's words; other protocols have their own for `status`."""
+    """One error as a client is told, in OpenAI's words; other protocols have their own for `status` and `cause`.
+
+    Attributes:
+        cause: The error's code in our own words, which tell more apart.
+    """
 
     status: int
     type: str
@@ -31,6 +35,7 @@ class WireError(NamedTuple):
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+    cause: str = ""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Content type, `retry-after` in whole seconds where waiting helps, and how to authenticate."""
@@ -82,7 +87,7 @@ def wire_error(code: str, message: str, *, param: str | None = None, retry_after
     status, kind, word = STATUS.get(code, (500, "server_error", code))
     if status == 429 and retry_after_s is None:
         retry_after_s = 1.0
-    return WireError(status, kind, word, message[:_LONGEST], param and param[:_LONGEST], retry_after_s)
+    return WireError(status, kind, word, message[:_LONGEST], param and param[:_LONGEST], retry_after_s, code)
 
 
 def wire_error_of(error: Exception, param_names: Mapping[str, str]) -> WireError:
