@@ -17,12 +17,15 @@ from starlette.routing import Route
 
 from deepinfra.api.chat.request import CHAT
 from deepinfra.api.completions.request import COMPLETIONS
-from deepinfra.api.endpoint import Door, Endpoint
+from deepinfra.api.endpoint import Door, Endpoint, Query
 from deepinfra.api.errors import WireError, wire_error, wire_error_of
 from deepinfra.api.gate import Gate, KeyRing
 from deepinfra.api.middleware import RequestLog, record_of
 from deepinfra.api.probes import probe_routes
 from deepinfra.api.protocol import WireProtocol
+from deepinfra.api.responses.queries import ResponseQueries
+from deepinfra.api.responses.request import Responses
+from deepinfra.api.responses.store import ResponseStore
 from deepinfra.core.identity import ApiKey
 from deepinfra.engine import Engine
 from deepinfra.interfaces.given import Clock, Offload, SystemClock, ThreadOffload
@@ -57,13 +60,16 @@ def asgi(
     keepalive_s: float = 10.0,
     keys: Sequence[ApiKey] | None = None,
     cors_origins: Sequence[str] = (),
+    max_stored: int = 10_000,
+    max_stored_nbytes: int = 256 * 1024 * 1024,
+    stored_ttl_s: float = 24 * 3600.0,
     clock: Clock | None = None,
     offload: Offload | None = None,
 ) -> App:
     """An ASGI application that serves OpenAI's protocols from one engine or several.
 
-    Serves `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/ready` and `/metrics`. Installs no
-    signal handler and keeps nothing outside the returned object.
+    Serves `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/models`, `/health`, `/ready` and
+    `/metrics`. Installs no signal handler and keeps nothing outside the returned object.
 
     Args:
         engine: One engine, served under its own name, or engines by model name.
@@ -75,6 +81,9 @@ def asgi(
             `/metrics`, applications mounted into this one included.
         cors_origins: Web origins whose pages may read answers (`https://chat.example.com`); without any, no CORS
             header is sent and browsers let no page read them.
+        max_stored: Most answers of `/v1/responses` kept for later requests, in memory; the least recently used goes.
+        max_stored_nbytes: Most bytes of them.
+        stored_ttl_s: How long after its last use one is kept, in seconds.
         clock: Time for `created`, the date in prompts, limits of keys and the access log.
         offload: Threads for parsing large bodies.
 
@@ -97,10 +106,13 @@ def asgi(
     def endpoint(path: str, protocol: WireProtocol) -> Route:
         return Route(path, Endpoint(protocol, engines, door), methods=["POST"])
 
+    store = ResponseStore(clock, max_responses=max_stored, max_nbytes=max_stored_nbytes, ttl_s=stored_ttl_s)
     app = App(
         routes=[
             endpoint("/v1/chat/completions", CHAT),
             endpoint("/v1/completions", COMPLETIONS),
+            endpoint("/v1/responses", Responses(store, clock)),
+            *_response_routes(store, clock, door),
             *probe_routes(engines, int(clock.wall())),
         ],
         middleware=_middleware(clock, keys, cors_origins),
@@ -109,6 +121,16 @@ def asgi(
     )
     app.engines, app.lifespan = engines, lifespan
     return app
+
+
+def _response_routes(store: ResponseStore, clock: Clock, door: Door) -> list[Route]:
+    """Questions about stored responses."""
+    one, queries, protocol = "/v1/responses/{response_id}", ResponseQueries(store), Responses(store, clock)
+    return [
+        Route(one, Query(protocol, queries.retrieve, door), methods=["GET"]),
+        Route(one, Query(protocol, queries.delete, door), methods=["DELETE"]),
+        Route(f"{one}/input_items", Query(protocol, queries.input_items, door), methods=["GET"]),
+    ]
 
 
 def _protocol_at(path: str) -> WireProtocol:

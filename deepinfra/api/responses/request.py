@@ -1,0 +1,284 @@
+"""`POST /v1/responses`: the request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from pydantic import BeforeValidator, Field
+
+from deepinfra.api.errors import WireError
+from deepinfra.api.protocol import Call, Json, Received
+from deepinfra.api.responses.items import Item, ItemReference, StoredItem, Unsupported, messages_of, output_items
+from deepinfra.api.responses.store import ResponseStore, Turn
+from deepinfra.api.responses.tools import (
+    MAX_TOOLS,
+    Choice,
+    Text,
+    Tool,
+    choice_json,
+    constraint_of,
+    tool_choice_of,
+    tool_definitions,
+)
+from deepinfra.api.responses.writer import ResponseWriter
+from deepinfra.api.wire import MAX_TOP_LOGPROBS, Options, SamplingFields, openai_error, parse_fields
+from deepinfra.core.conversation import Conversation, JsonValue
+from deepinfra.core.kv import Retention
+from deepinfra.core.request import GenerateRequest
+from deepinfra.core.sampling import SamplingParams
+from deepinfra.errors import RequestError
+from deepinfra.interfaces.given import Clock
+
+__all__ = ("Responses", "ResponsesRequest")
+
+MAX_ITEMS = 8192
+"""Items of one request."""
+
+_ITEM_NBYTES = 1024
+"""What an item takes in memory besides its JSON, for the store's limit."""
+
+Include = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
+class ReasoningIn(Options):
+    """`reasoning`. No summaries are made: the items carry the reasoning whole, which is all that `auto` asks for.
+
+    Which reasoning of earlier turns the model sees again is its template's matter, hence `context` is `auto`.
+    """
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"] | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class CacheOptions(Options):
+    """`prompt_cache_options`: every prefix is cached here, so that only `ttl` has an effect."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    prewarm: Literal[False] | None = None
+    comparison_response_id: None = None
+
+
+def _as_items(value: object) -> object:
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise ValueError("must be a string or an array of items")
+    return value
+
+
+class ResponsesRequest(SamplingFields):
+    """Fields of the body; see `SamplingFields` for what IGNORED and NEUTRAL mean, and for fields beyond OpenAI's."""
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
+    NEUTRAL: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {
+        "access_programs": (),
+        "background": (False,),
+        "background_options": (),
+        "context_management": ([],),
+        "conversation": (),
+        "image": ({"context_compression": "auto"}, {"context_compression": "disabled"}),
+        "max_tokens": (),
+        "moderation": (),
+        "n": (1,),
+        "prompt": (),
+        "service_tier": ("auto", "default"),
+        "truncation": ("disabled",),
+    }
+
+    input: Annotated[list[Item], Field(max_length=MAX_ITEMS), BeforeValidator(_as_items)]
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningIn | None = None
+    text: Text | None = None
+    include: Annotated[list[Include], Field(max_length=16)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    store: bool | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+        ]
+        | None
+    ) = None
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+
+    def check(self) -> None:
+        """See `SamplingFields.check`."""
+        super().check()
+        if self.top_logprobs and not self.wants("message.output_text.logprobs"):
+            raise RequestError(
+                "'top_logprobs' is only allowed with 'include': ['message.output_text.logprobs']", "top_logprobs"
+            )
+
+    def wants(self, what: Include) -> bool:
+        """Whether `include` names it."""
+        return what in (self.include or ())
+
+    @property
+    def drawn(self) -> SamplingParams:
+        """How tokens are drawn."""
+        return self.sampling((self.top_logprobs or 0) if self.wants("message.output_text.logprobs") else None)
+
+    @property
+    def retention(self) -> Retention:
+        """How long the prompt's KV is kept; `prompt_cache_retention` is the upper bound, `ttl` the lower."""
+        if self.prompt_cache_retention == "in_memory":
+            return Retention(traffic="none")
+        if self.prompt_cache_retention == "24h":
+            return Retention(ttl_s=86400.0)
+        if self.prompt_cache_options and self.prompt_cache_options.ttl == "12h":
+            return Retention(ttl_s=43200.0)
+        return Retention()
+
+    def echo(self) -> dict[str, Any]:
+        """What the response's object repeats of it."""
+        drawn = self.drawn
+        return {
+            "background": False,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": self.max_tool_calls,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": self.previous_response_id,
+            "prompt_cache_key": self.prompt_cache_key,
+            "prompt_cache_retention": self.prompt_cache_retention,
+            "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
+            "safety_identifier": self.safety_identifier,
+            "service_tier": "default",
+            "store": self.store is not False,
+            "temperature": drawn.temperature,
+            "text": (self.text or Text()).told(),
+            "tool_choice": choice_json(self.tool_choice),
+            "tools": [tool.told() for tool in self.tools or ()],
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": drawn.top_p,
+            "truncation": "disabled",
+            "user": self.user,
+        }
+
+
+class Responses:
+    """See `WireProtocol`: `POST /v1/responses` over a store of its answers."""
+
+    def __init__(self, store: ResponseStore, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+
+    def parse(self, raw: Mapping[str, JsonValue], received: Received) -> Call:
+        """See `WireProtocol.parse`."""
+        fields = parse_fields(ResponsesRequest, raw)
+        before: Turn | None = None
+        if fields.previous_response_id is not None:
+            before = self._store.turn(received.tenant, fields.previous_response_id, "previous_response_id")
+        items = [self._resolved(item, received.tenant, f"input.{at}.id") for at, item in enumerate(fields.input)]
+        asked = _Asked(self._store, received.tenant, before, items, len(msgspec.json.encode(raw["input"])))
+        writer = ResponseWriter(
+            fields.echo(),
+            self._clock,
+            seal=fields.wants("reasoning.encrypted_content"),
+            keep=None if fields.store is False else asked.keep,
+        )
+        request = GenerateRequest(
+            input=_conversation(fields, asked, received.now),
+            sampling=fields.drawn,
+            seed=fields.seed,
+            max_tokens=fields.max_output_tokens,
+            stop=tuple(fields.stop or ()),
+            ignore_eos=bool(fields.ignore_eos),
+            retention=fields.retention,
+        )
+        return Call(
+            model=fields.model,
+            stream=bool(fields.stream),
+            requests=(request,),
+            writer=writer,
+            id_prefix="resp_",
+            param_names={
+                "constraint": "text.format",
+                "effort": "reasoning.effort",
+                "max_tokens": "max_output_tokens",
+                "messages": "input",
+                "prompt": "input",
+            },
+        )
+
+    def error(self, error: WireError, request_id: str) -> tuple[int, Json]:
+        """See `WireProtocol.error`."""
+        if error.status == 404 and error.param == "previous_response_id":
+            error = error._replace(code="previous_response_not_found")
+        return openai_error(error, request_id)
+
+    def _resolved(self, item: Item, tenant: str, param: str) -> StoredItem:
+        if isinstance(item, ItemReference):
+            return self._store.item(tenant, item.id, param)
+        assert not isinstance(item, Unsupported)  # refused when it was read
+        return item
+
+
+class _Asked:
+    """What a response will be stored with."""
+
+    def __init__(
+        self, store: ResponseStore, tenant: str, before: Turn | None, items: Sequence[StoredItem], nbytes: int
+    ) -> None:
+        self._store, self._tenant, self._nbytes = store, tenant, nbytes
+        self.before, self.items = before, items
+
+    def keep(self, response: Json) -> None:
+        """Store a finished response."""
+        body = msgspec.json.encode(response)
+        response_id, output = str(response["id"]), response["output"]
+        assert isinstance(output, list)
+        told = [*self.items, *output_items(output)]
+        made = response_id.rpartition("_")[2]
+        turn = Turn(
+            self.before,
+            [(item.id or f"item_{made}{index:04x}", item) for index, item in enumerate(told)],
+            asked=len(self.items),
+            nbytes=self._nbytes + len(msgspec.json.encode(output)) + _ITEM_NBYTES * len(told),
+        )
+        self._store.put(self._tenant, response_id, body, turn)
+
+
+def _conversation(fields: ResponsesRequest, asked: _Asked, now: str) -> Conversation:
+    before = [item for _, item in asked.before.context()] if asked.before else []
+    messages = messages_of(fields.instructions, before, asked.items)
+    if not messages:
+        raise RequestError("'input' has no items", "input")
+    constraint = constraint_of(fields.text or Text())
+    if constraint is not None and constraint.kind == "json" and not any("json" in m.text.lower() for m in messages):
+        raise RequestError(
+            "'input' must contain the word 'json' in some form to use 'text.format' of type 'json_object'", "input"
+        )
+    tools = tool_definitions(fields.tools or ())
+    return Conversation(
+        messages=tuple(messages),
+        tools=tools,
+        tool_choice=tool_choice_of(fields.tool_choice, fields.parallel_tool_calls, tools),
+        constraint=constraint,
+        effort=fields.reasoning.effort if fields.reasoning else None,
+        now=now,
+    )
