@@ -17,12 +17,16 @@ def closed(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
         RequestError: An object says something else about them; `path` names the schema.
     """
     filled: dict[str, Any] = {key: _within(key, value, f"{path}.{key}") for key, value in schema.items()}
-    if schema.get("type") != "object":
+    kind = schema.get("type")
+    if kind != "object" and not (isinstance(kind, Sequence) and "object" in kind and not isinstance(kind, str)):
         return filled
-    names = list(filled.setdefault("properties", {}))
+    properties = filled.setdefault("properties", {})
+    if not isinstance(properties, Mapping):
+        raise RequestError(f"{path + '.properties'!r} must be an object", f"{path}.properties")
     if filled.setdefault("additionalProperties", False) is not False:
         raise RequestError(f"a strict tool's {path!r} must not allow additional properties", path)
-    if set(filled.setdefault("required", names)) != set(names):
+    required = filled.setdefault("required", list(properties))
+    if not isinstance(required, Sequence) or sorted(map(str, required)) != sorted(properties):
         raise RequestError(f"a strict tool's {path!r} must require every property", path)
     return filled
 

@@ -53,6 +53,7 @@ def load_vocabulary(
     """Build it; takes a second or two for a large vocabulary.
 
     Args:
+        model: Whose tokenizer.
         literals: What the model's template or format writes itself; see `control_tokens`.
         cache_chars: See `SafeEncoder`.
         ends: Spellings of tokens that end an answer besides those the model's files name; control tokens all.
