@@ -20,6 +20,7 @@ from deepinfra.api.completions.request import COMPLETIONS
 from deepinfra.api.endpoint import Door, Endpoint, Query
 from deepinfra.api.errors import WireError, wire_error, wire_error_of
 from deepinfra.api.gate import Gate, KeyRing
+from deepinfra.api.messages.request import MESSAGES
 from deepinfra.api.middleware import RequestLog, record_of
 from deepinfra.api.probes import probe_routes
 from deepinfra.api.protocol import WireProtocol
@@ -66,10 +67,10 @@ def asgi(
     clock: Clock | None = None,
     offload: Offload | None = None,
 ) -> App:
-    """An ASGI application that serves OpenAI's protocols from one engine or several.
+    """An ASGI application that serves OpenAI's protocols and Anthropic's from one engine or several.
 
-    Serves `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/models`, `/health`, `/ready` and
-    `/metrics`. Installs no signal handler and keeps nothing outside the returned object.
+    Serves `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages`, `/v1/models`, `/health`,
+    `/ready` and `/metrics`. Installs no signal handler and keeps nothing outside the returned object.
 
     Args:
         engine: One engine, served under its own name, or engines by model name.
@@ -113,6 +114,7 @@ def asgi(
             endpoint("/v1/completions", COMPLETIONS),
             endpoint("/v1/responses", Responses(store, clock)),
             *_response_routes(store, clock, door),
+            endpoint("/v1/messages", MESSAGES),
             *probe_routes(engines, int(clock.wall())),
         ],
         middleware=_middleware(clock, keys, cors_origins),
@@ -135,7 +137,7 @@ def _response_routes(store: ResponseStore, clock: Clock, door: Door) -> list[Rou
 
 def _protocol_at(path: str) -> WireProtocol:
     """Whose words an error is told in where no endpoint was reached."""
-    return CHAT
+    return MESSAGES if path.startswith("/v1/messages") else CHAT
 
 
 def _middleware(clock: Clock, keys: Sequence[ApiKey] | None, origins: Sequence[str]) -> list[Middleware]:
