@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,40 +11,13 @@ from typing import Any
 import anyio
 import openai
 import pytest
-import uvicorn
 from openai import OpenAI
 
-from deepinfra.api.app import asgi
 from deepinfra.engine import Engine
+from deepinfra.testing.served import Served
 
 CHAT = "/v1/chat/completions"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-
-
-class Served:
-    """An engine behind uvicorn on a free port of 127.0.0.1."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.socket = socket.create_server(("127.0.0.1", 0), backlog=512)
-        self.port: int = self.socket.getsockname()[1]
-        config = uvicorn.Config(asgi(engine, keepalive_s=30), log_level="warning", ws="none", lifespan="on")
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
-
-    def __enter__(self) -> Served:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.server.should_exit = True
-        self.thread.join(30)
-        self.socket.close()
-        assert not self.thread.is_alive()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +34,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=served.url, api_key="none", max_retries=0, timeout=30) as client:
+    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         yield client
 
 
@@ -163,7 +135,7 @@ def test_an_answer_tells_the_clients_own_request_id(client: OpenAI) -> None:
 
 def test_a_failure_in_mid_stream_raises_in_the_client(kit: Any) -> None:
     with Served(kit.build(kit.Gated(fail_at=12))) as served:
-        with OpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+        with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
             stream = client.chat.completions.create(model="toy", messages=HELLO, max_tokens=100, stream=True)
             with pytest.raises(openai.APIError, match="the step failed"):
                 list(stream)
@@ -172,7 +144,7 @@ def test_a_failure_in_mid_stream_raises_in_the_client(kit: Any) -> None:
 def test_a_shutdown_finishes_what_runs(kit: Any) -> None:
     executor = kit.Gated(shut=True)
     with Served(kit.build(executor)) as served:
-        with OpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+        with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
             done: list[str | None] = []
 
             def ask() -> None:

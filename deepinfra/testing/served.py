@@ -1,0 +1,47 @@
+"""A real server for official clients: uvicorn in a thread, on a free port."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Self
+
+import uvicorn
+
+from deepinfra.api.app import asgi
+from deepinfra.engine import Engine
+
+__all__ = ("Served",)
+
+
+class Served:
+    """An engine behind uvicorn on a free port of 127.0.0.1; a context manager.
+
+    Attributes:
+        engine: What is served.
+        port: Where it listens, already before it is entered.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port: int = self._socket.getsockname()[1]
+        self.server = uvicorn.Server(
+            uvicorn.Config(asgi(engine, keepalive_s=30), log_level="warning", ws="none", lifespan="on")
+        )
+        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.server.should_exit = True
+        self._thread.join(30)
+        self._socket.close()
+        assert not self._thread.is_alive()
+
+    @property
+    def url(self) -> str:
+        """Of the server itself, without a path."""
+        return f"http://127.0.0.1:{self.port}"
