@@ -23,7 +23,8 @@ from deepinfra.recipes.chat_template.selftest import check, probe
 from deepinfra.recipes.chat_template.variables import Traits
 from deepinfra.recipes.encoding.tokenizer import SafeTokenizer, bytes_of_tokens
 from deepinfra.recipes.encoding.vocabulary import SafeEncoder, control_tokens
-from deepinfra.recipes.output.grammar import REASONING, Grammar, State, reasoning_grammar
+from deepinfra.recipes.output.family import output_grammar
+from deepinfra.recipes.output.grammar import REASONING, Grammar
 from deepinfra.recipes.output.parser import GrammarParser
 
 __all__ = ("ChatTemplate", "TextModel")
@@ -196,7 +197,7 @@ def _load(model: TextModel, source: str | None, date: str | None, cache_chars: i
                 raise ModelError("the chat template begins with two BOS tokens")
     pair = _reasoning(control, literals)
     version = hashlib.sha256(json.dumps([_RULES, text, source]).encode()).hexdigest()
-    return _Loaded(tokenizer, encoder, renderer, _grammar(pair, control), pair, prepend, bos, version)
+    return _Loaded(tokenizer, encoder, renderer, output_grammar(control, pair), pair, prepend, bos, version)
 
 
 def _constants(tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> dict[str, str]:
@@ -216,14 +217,6 @@ def _reasoning(control: Mapping[str, int], literals: frozenset[str]) -> tuple[st
     pairs = [pair for pair in REASONING if all(marker in control for marker in pair)]
     pairs += [pair for pair in REASONING if pair[1] in written]
     return pairs[0] if pairs else None
-
-
-def _grammar(pair: tuple[str, str] | None, control: Mapping[str, int]) -> Grammar:
-    raw = State(channel="text")
-    if pair is None:
-        return Grammar({"text": raw, "raw": raw})
-    grammar = reasoning_grammar(*pair, control.get(pair[0]), control.get(pair[1]))
-    return Grammar({**grammar.states, "raw": raw})
 
 
 def _start(rendered: Rendered, pair: tuple[str, str] | None) -> str:

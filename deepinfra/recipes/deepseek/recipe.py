@@ -19,7 +19,8 @@ from deepinfra.models import open_model
 from deepinfra.recipes.deepseek.dialect import DIALECTS, EOS, THINK, THINK_END, Version
 from deepinfra.recipes.deepseek.rendering import render
 from deepinfra.recipes.encoding.loading import TokenizerModel, Vocabulary, load_vocabulary
-from deepinfra.recipes.output.grammar import Grammar, State, reasoning_grammar
+from deepinfra.recipes.output.family import output_grammar
+from deepinfra.recipes.output.grammar import Grammar
 from deepinfra.recipes.output.parser import GrammarParser
 
 __all__ = ("DeepSeek",)
@@ -152,7 +153,6 @@ def _load(model: TokenizerModel, version: Version, cache_chars: int) -> _Loaded:
             f"the tokenizer of {model.name!r} is not that of DeepSeek {version}: it lacks {', '.join(missing)}"
         )
     control = vocabulary.control
-    grammar = reasoning_grammar(THINK, THINK_END, control[THINK], control[THINK_END])
-    grammar = Grammar({**grammar.states, "raw": State(channel="text")})
+    grammar = output_grammar(control, (THINK, THINK_END))
     fingerprint = hashlib.sha256(json.dumps([_RULES, version, vocabulary.definition]).encode()).hexdigest()
     return _Loaded(vocabulary, grammar, fingerprint)

@@ -9,13 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfra.core.events import Event, ReasoningDelta, TextDelta, TokenLogprobs
-from deepinfra.recipes.output.grammar import Grammar, reasoning_grammar
+from deepinfra.recipes.output.family import output_grammar
+from deepinfra.recipes.output.grammar import Grammar
 from deepinfra.recipes.output.parser import GrammarParser
 from deepinfra.testing.recipe import merged
 
 OPEN, CLOSE = 256, 257
-BY_ID = reasoning_grammar("<think>", "</think>", OPEN, CLOSE)
-BY_TEXT = reasoning_grammar("<think>", "</think>", None, None)
+THINK = ("<think>", "</think>")
+BY_ID = output_grammar({"<think>": OPEN, "</think>": CLOSE}, THINK)
+BY_TEXT = output_grammar({}, THINK)
 GRAMMARS = {"id": BY_ID, "text": BY_TEXT}
 
 
