@@ -36,8 +36,9 @@ _REASONS: Mapping[FinishReason, str] = {
 class ResponseWriter:
     """See `Writer`. One item is open at a time; an event of another kind closes it.
 
-    An item that is still open when an answer is cut short is `incomplete`. Ids of items are made of the response's
-    own, so that they are the same in every event and in the final object. An answer of nothing has no items.
+    An item that is still open when an answer is cut short is `incomplete`, as is a call that never ended. Ids of items
+    are made of the response's own, so that they are the same in every event and in the final object. An answer of
+    nothing has no items.
 
     Args:
         echo: Fields of the request that the object repeats.
@@ -83,7 +84,7 @@ class ResponseWriter:
                 self._item.arguments.append(event.arguments)
                 return [self._delta("response.function_call_arguments.delta", delta=event.arguments)]
             case ToolEnd():
-                return self._close()
+                return self._close(ended=True)
             case Finished():
                 self._reason = event.reason
         return ()
@@ -92,7 +93,7 @@ class ResponseWriter:
         """See `Writer.end`."""
         reason = _REASONS.get(self._reason)
         status = "incomplete" if reason else "completed"
-        frames = self._close(status)
+        frames = self._close(cut=reason is not None)
         response = self._response(
             status,
             completed_at=None if reason else int(self._clock.wall()),
@@ -140,8 +141,8 @@ class ResponseWriter:
         self._item = item
         return self._frame("response.output_item.added", output_index=len(self._output), item=item.json("in_progress"))
 
-    def _close(self, status: str = "completed") -> list[Frame]:
-        """The open item's last events."""
+    def _close(self, *, ended: bool = False, cut: bool = False) -> list[Frame]:
+        """The open item's last events. A call is complete only if it `ended`, other items unless they were `cut`."""
         item = self._item
         if item is None:
             return []
@@ -153,7 +154,8 @@ class ResponseWriter:
                 self._delta(f"response.{item.word}.done", content_index=0, text=item.text, **more),
                 self._delta("response.content_part.done", content_index=0, part=item.part(item.text)),
             ]
-        whole = item.json(status)
+        complete = ended if isinstance(item, _Call) else not cut
+        whole = item.json("completed" if complete else "incomplete")
         frames.append(self._frame("response.output_item.done", output_index=len(self._output), item=whole))
         self._output.append(whole)
         self._item = None
