@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import Self
+from typing import Any, Self
 
 import uvicorn
 
@@ -17,18 +17,21 @@ __all__ = ("Served",)
 class Served:
     """An engine behind uvicorn on a free port of 127.0.0.1; a context manager.
 
+    Args:
+        engine: What is served.
+        options: Of `asgi`.
+
     Attributes:
         engine: What is served.
         port: Where it listens, already before it is entered.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, **options: Any) -> None:
         self.engine = engine
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]
-        self.server = uvicorn.Server(
-            uvicorn.Config(asgi(engine, keepalive_s=30), log_level="warning", ws="none", lifespan="on")
-        )
+        app = asgi(engine, **{"keepalive_s": 30, **options})
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", lifespan="on"))
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
 
     def __enter__(self) -> Self:
