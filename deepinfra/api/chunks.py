@@ -38,7 +38,13 @@ class Chunks:
 
     def begin(self, head: Head, usage: Usage) -> Sequence[Frame]:
         """See `Writer.begin`."""
-        self._head = {"id": head.id, "object": self.kind, "created": head.created, "model": head.model}
+        self._head = {
+            "id": head.id,
+            "object": self.kind,
+            "created": head.created,
+            "model": head.model,
+            "system_fingerprint": head.fingerprint,
+        }
         return ()
 
     def chunk(self, choice: Json) -> Frame:

@@ -53,6 +53,8 @@ UNSUPPORTED = "unsupported"
 _INDEX = re.compile(r"\[(\d+)\]")
 """Parts write `messages[0].content` as Python does, clients read `messages.0.content` as OpenAI does."""
 
+_HEAD = re.compile(r"\w+")
+
 _LONGEST = 2000
 """Characters of a message or path: both may quote what a client sent."""
 
@@ -103,11 +105,19 @@ def wire_error_of(error: Exception, param_names: Mapping[str, str]) -> WireError
         if param is None and isinstance(error, ContextLengthError | TemplateError):
             param = "input"
         if param is not None:
-            told = _INDEX.sub(r".\1", param_names.get(param, param))
+            told = _INDEX.sub(r".\1", _renamed(param, param_names))
             message, param = message.replace(repr(param), repr(told)), told
     elif isinstance(error, Overloaded):
         retry_after_s = error.retry_after_s
     return wire_error(error.code, message, param=param, retry_after_s=retry_after_s)
+
+
+def _renamed(param: str, names: Mapping[str, str]) -> str:
+    """A path in the protocol's words: known as a whole, or by the field it begins with."""
+    head = _HEAD.match(param)
+    if param in names or head is None:
+        return names.get(param, param)
+    return names.get(head[0], head[0]) + param[head.end() :]
 
 
 def request_error(error: ValidationError) -> RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -68,12 +69,17 @@ async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
     raise error
 
 
+def _fingerprint(engine: Engine) -> str:
+    facts = (engine.recipe.version, *(pool.executor.identity for pool in engine.pools))
+    return f"fp_{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+
+
 class Exchange:
     """One call on one engine: admission, answer, and nothing of it left afterwards."""
 
     def __init__(self, call: Call, engine: Engine, record: RequestRecord, out: EventStream, created: float) -> None:
         self._call, self._engine, self._record, self._out = call, engine, record, out
-        self._head = Head(id=call.id_prefix + secrets.token_hex(12), created=int(created), model=call.model)
+        self._created = int(created)
         self._streams: list[Stream] = []
         self._fold = call.writer.fold()
         self._begun = False
@@ -147,7 +153,13 @@ class Exchange:
         if self._begun:
             return ()
         self._begun = True
-        return self._call.writer.begin(self._head, self._usage)
+        head = Head(
+            id=self._call.id_prefix + secrets.token_hex(12),
+            created=self._created,
+            model=self._call.model,
+            fingerprint=_fingerprint(self._engine),
+        )
+        return self._call.writer.begin(head, self._usage)
 
     def _frames(self, prompt: int, events: Sequence[Event]) -> tuple[list[Frame], Failed | None]:
         """What all these events say, up to a failure."""

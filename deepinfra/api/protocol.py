@@ -46,11 +46,15 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What every object of one answer repeats."""
+    """What every object of one answer repeats.
+
+    `fingerprint` stands for weights, numerics and recipe: while it stays, a seed repeats its answer.
+    """
 
     id: str
     created: int
     model: str
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -18,6 +19,7 @@ __all__ = (
     "KEEPALIVE",
     "MAX_STOPS",
     "MAX_TOP_LOGPROBS",
+    "Dialect",
     "Options",
     "RequestFields",
     "SamplingFields",
@@ -30,8 +32,13 @@ __all__ = (
     "usage_json",
 )
 
+_logger = logging.getLogger("deepinfra.api")
+
 KEEPALIVE = b": keep-alive\n\n"
 """A comment: readers skip it, proxies see that the connection lives."""
+
+Dialect: TypeAlias = Literal["openai", "deepseek"]
+"""Where the two differ: DeepSeek refuses a wrong parameter with 422, and ends a call asked for by name as any call."""
 
 MAX_STOPS = 16
 """Stop strings per request: OpenAI takes 4, deepseek-recipe 16."""
@@ -96,7 +103,7 @@ class SamplingFields(RequestFields):
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     n: Annotated[int, Field(ge=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: int | None = None
     stop: Annotated[list[Stop], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -163,6 +170,8 @@ def parse_fields(model: type[Fields], raw: Mapping[str, JsonValue]) -> Fields:
             alone = f"; it may be {' or '.join(repr(plain) for plain in neutral)}" if neutral else ""
             raise UnsupportedFieldError(name, f"is not supported by this server{alone}")
     known = {name: value for name, value in raw.items() if name not in model.IGNORED and name not in model.NEUTRAL}
+    if ignored := model.IGNORED.intersection(raw):
+        _logger.debug("accepted without effect: %s", ", ".join(sorted(ignored)))
     try:
         fields = model.model_validate(known)
     except ValidationError as error:
@@ -174,17 +183,18 @@ def parse_fields(model: type[Fields], raw: Mapping[str, JsonValue]) -> Fields:
 # -- answers --------------------------------------------------------------------------------------
 
 
-def openai_error(error: WireError, request_id: str) -> tuple[int, Json]:
+def openai_error(error: WireError, request_id: str, dialect: Dialect = "openai") -> tuple[int, Json]:
     """See `WireProtocol.error`; this shape has no place for the request's id, a header carries it."""
     told: Json = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return error.status, {"error": told}
+    unprocessable = dialect == "deepseek" and error.code in ("invalid_value", "unsupported_parameter")
+    return 422 if unprocessable else error.status, {"error": told}
 
 
-def finish_of(reason: FinishReason, *, called: bool) -> str:
-    """OpenAI's `finish_reason`: a normal end after tool calls is `tool_calls`; being cut short wins over that."""
+def finish_of(reason: FinishReason, normally: str = "stop") -> str:
+    """OpenAI's `finish_reason`; `normally` is what an answer that was not cut short says."""
     if reason == "context":
         return "length"
-    return "tool_calls" if called and reason == "stop" else reason
+    return normally if reason in ("stop", "tool_calls") else reason
 
 
 def add_usage(parts: Iterable[Usage]) -> Usage:

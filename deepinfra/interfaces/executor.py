@@ -65,7 +65,7 @@ class Executor(Component):
     `async with`. After `ExecutorLost` the object is left and entered again, with empty memory.
 
     Capabilities in `provides`: `batch-invariant` (a sequence's bits do not depend on its batch), `drafts` (verifies
-    `WorkItem.drafts`), `logprobs`, `masks`, `sampling` (all of `SamplingParams`), `placement`.
+    `WorkItem.drafts`), `logprobs`, `masks`, `media`, `sampling` (all of `SamplingParams`), `placement`.
     """
 
     depth: int = 1

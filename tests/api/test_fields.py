@@ -46,6 +46,18 @@ def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
+PNG = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+
+
+def called(*ids: str) -> dict[str, Any]:
+    calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}} for each in ids]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def answered(call: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": "x"}
+
+
 REFUSED_CHAT = [
     (chat(nonsense=1), "nonsense"),
     (chat(temprature=0.5), "temprature"),
@@ -60,6 +72,13 @@ REFUSED_CHAT = [
     (chat(verbosity="low"), "verbosity"),
     (chat(moderation={"model": "m"}), "moderation"),
     (user("x", cache_control={}), "messages.0.cache_control"),
+    (user("x", prefix=True), "messages.0.prefix"),
+    (user([{"type": "image_url", "image_url": {"url": "https://a/b.png"}}]), "messages.0.content.0.image_url.url"),
+    (user([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]), "messages.0.content.0.image_url.url"),
+    (chat(structured_outputs={"structural_tag": "{}"}), "structured_outputs.structural_tag"),
+    (chat(structured_outputs={"grammar": 'start: "a" <[5]>'}), "structured_outputs.grammar"),
+    (chat(structured_outputs={"grammar": "start: <|im_end|>"}), "structured_outputs.grammar"),
+    (chat(structured_outputs={"grammar": 'start: "\\"" <think> "\\""'}), "structured_outputs.grammar"),
     (chat(stream=True, stream_options={"include_usage": True, "foo": 1}), "stream_options.foo"),
     (chat(tools=[{**tool(), "defer_loading": True}]), "tools.0.defer_loading"),
 ]
@@ -89,8 +108,15 @@ WRONG_CHAT = [
     (user([]), "messages.0.content"),
     (
         user([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "u"}}]),
-        "messages.0.content.1.type",
+        "messages.0.content.1.image_url.url",
     ),
+    (
+        user([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "high"}}]),
+        "messages.0.content.0.image_url.detail",
+    ),
+    (user([{"type": "image_url"}]), "messages.0.content.0.image_url"),
+    (user(["text"]), "messages.0.content.0.type"),
+    (chat(messages=[{"role": "system", "content": [PNG]}]), "messages.0.content.0.type"),
     (user([{"type": "input_audio", "input_audio": {}}]), "messages.0.content.0.type"),
     (user([{"type": "text"}]), "messages.0.content.0.text"),
     (user([{"type": "text", "text": 1}]), "messages.0.content.0.text"),
@@ -104,6 +130,11 @@ WRONG_CHAT = [
         chat(messages=[{"role": "assistant", "prefix": True, "content": "x"}, {"role": "user", "content": "y"}]),
         "messages.0.prefix",
     ),
+    (chat(messages=[{"role": "tool", "tool_call_id": "a", "content": "x"}]), "messages.0.tool_call_id"),
+    (chat(messages=[called("a"), answered("b")]), "messages.1.tool_call_id"),
+    (chat(messages=[called("a"), answered("a"), answered("a")]), "messages.2.tool_call_id"),
+    (chat(messages=[called("a", "b"), answered("a"), {"role": "user", "content": "x"}]), "messages.2"),
+    (chat(messages=[called("a", "a"), answered("a")]), "messages.0.tool_calls"),
     (chat(max_tokens=0), "max_tokens"),
     (chat(max_tokens="5"), "max_tokens"),
     (chat(max_tokens=5.0), "max_tokens"),
@@ -117,7 +148,6 @@ WRONG_CHAT = [
     (chat(stop=["a"] * 17), "stop"),
     (chat(stop={"a": 1}), "stop"),
     (chat(seed=1.5), "seed"),
-    (chat(seed=2**64), "seed"),
     (chat(temperature=-0.1), "temperature"),
     (chat(temperature=2.1), "temperature"),
     (chat(temperature="hot"), "temperature"),
@@ -153,8 +183,20 @@ WRONG_CHAT = [
     (chat(response_format={"type": "json_object"}, messages=[{"role": "user", "content": "x"}]), "messages"),
     (chat(reasoning_effort="huge"), "reasoning_effort"),
     (chat(thinking={"type": "maybe"}), "thinking.type"),
-    (chat(thinking={"type": "disabled"}, reasoning_effort="high"), "thinking"),
     (chat(prompt_cache_retention="forever"), "prompt_cache_retention"),
+    (chat(stop_token_ids=[-1]), "stop_token_ids.0"),
+    (chat(stop_token_ids=["5"]), "stop_token_ids.0"),
+    (chat(priority=9), "priority"),
+    (chat(priority=-9), "priority"),
+    (chat(chat_template_kwargs=["a"]), "chat_template_kwargs"),
+    (chat(structured_outputs={}), "structured_outputs"),
+    (chat(structured_outputs={"regex": "a", "json_object": True}), "structured_outputs"),
+    (chat(structured_outputs={"regex": "a"}, response_format={"type": "json_object"}), "structured_outputs"),
+    (chat(structured_outputs={"regex": ""}), "structured_outputs.regex"),
+    (chat(structured_outputs={"choice": []}), "structured_outputs.choice"),
+    (chat(structured_outputs={"choice": ["a", ""]}), "structured_outputs.choice.1"),
+    (chat(structured_outputs={"json": "{bad"}), "structured_outputs.json"),
+    (chat(structured_outputs={"json": "[1]"}), "structured_outputs.json"),
 ]
 
 
@@ -188,6 +230,8 @@ WRONG_COMPLETION = [
     (completion(logprobs=21), "logprobs"),
     (completion(max_completion_tokens=5), "max_completion_tokens"),
     (completion(messages=[]), "messages"),
+    (completion(structured_outputs={"choice": "yes"}), "structured_outputs.choice"),
+    (completion(chat_template_kwargs={}), "chat_template_kwargs"),
 ]
 
 

@@ -136,7 +136,7 @@ def test_an_answer_tells_the_clients_own_request_id(client: OpenAI) -> None:
 def test_a_failure_in_mid_stream_raises_in_the_client(kit: Any) -> None:
     with Served(kit.build(kit.Gated(fail_at=12))) as served:
         with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
-            stream = client.chat.completions.create(model="toy", messages=HELLO, max_tokens=100, stream=True)
+            stream = client.chat.completions.create(model="toy", messages=HELLO, max_tokens=100, seed=3, stream=True)
             with pytest.raises(openai.APIError, match="the step failed"):
                 list(stream)
 

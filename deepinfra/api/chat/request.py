@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,11 +12,11 @@ from deepinfra.api.chat.messages import ChatMessage, conversation_messages
 from deepinfra.api.chat.response import ChatWriter
 from deepinfra.api.chat.tools import FormatIn, Tool, ToolChoiceIn, constraint_of, tool_choice_of, tool_definitions
 from deepinfra.api.errors import WireError
+from deepinfra.api.extras import ExtraFields
 from deepinfra.api.protocol import Call, Json, Received
-from deepinfra.api.wire import MAX_TOP_LOGPROBS, Options, SamplingFields, openai_error, parse_fields
+from deepinfra.api.wire import MAX_TOP_LOGPROBS, Dialect, Options, openai_error, parse_fields
 from deepinfra.core.conversation import Conversation, JsonValue
 from deepinfra.core.kv import Retention
-from deepinfra.core.request import GenerateRequest
 from deepinfra.errors import RequestError
 
 __all__ = ("CHAT", "ChatProtocol", "ChatRequest")
@@ -27,9 +28,11 @@ class Thinking(Options):
     type: Literal["enabled", "disabled"]
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(ExtraFields):
     """Fields of the body; see `SamplingFields` for what IGNORED and NEUTRAL mean.
 
+    `thinking` says whether, `reasoning_effort` how much; where they contradict each other, `thinking` wins, as in
+    DeepSeek's library. `chat_template_kwargs` are further names for the model's template, as in vLLM and transformers.
     `prediction` and the `prompt_cache_*` hints change speed only: every prefix is cached here, and
     `prompt_cache_retention` is honoured (`24h` keeps the prompt's KV a day, `in_memory` keeps it out of stores).
     """
@@ -60,6 +63,7 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"] | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     thinking: Thinking | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
 
     def check(self) -> None:
         """See `SamplingFields.check`."""
@@ -68,53 +72,59 @@ class ChatRequest(SamplingFields):
             raise RequestError("'top_logprobs' is only allowed with 'logprobs': true", "top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise RequestError("'max_tokens' and 'max_completion_tokens' are both given and differ", "max_tokens")
-        off = self.thinking is not None and self.thinking.type == "disabled"
-        if self.thinking and self.reasoning_effort and off != (self.reasoning_effort == "none"):
-            raise RequestError("'thinking' and 'reasoning_effort' contradict each other", "thinking")
 
     @property
     def effort(self) -> str | None:
-        """Reasoning effort; `thinking` alone means DeepSeek's default, `high`, or none."""
-        if self.thinking is None or self.reasoning_effort is not None:
+        """Reasoning effort; `thinking` without one means DeepSeek's default, `high`, or none."""
+        if self.thinking is None:
             return self.reasoning_effort
-        return "high" if self.thinking.type == "enabled" else "none"
+        if self.thinking.type == "disabled":
+            return "none"
+        return "high" if self.reasoning_effort in (None, "none") else self.reasoning_effort
 
 
+@dataclass(frozen=True, slots=True)
 class ChatProtocol:
     """See `WireProtocol`."""
+
+    dialect: Dialect = "openai"
 
     def parse(self, raw: Mapping[str, JsonValue], received: Received) -> Call:
         """See `WireProtocol.parse`."""
         fields = parse_fields(ChatRequest, raw)
         if (fields.n or 1) > received.max_choices:
             raise RequestError(f"'n' must be at most {received.max_choices} on this server", "n")
-        request = GenerateRequest(
-            input=_conversation(fields, received.now),
-            sampling=fields.sampling((fields.top_logprobs or 0) if fields.logprobs else None),
-            n=fields.n or 1,
-            seed=fields.seed,
+        named = fields.tool_choice is not None and fields.tool_choice.type == "function"
+        request = fields.request(
+            _conversation(fields, received.now),
+            logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
             max_tokens=fields.max_completion_tokens or fields.max_tokens,
-            stop=tuple(fields.stop or ()),
-            ignore_eos=bool(fields.ignore_eos),
-            retention=_retention(fields.prompt_cache_retention),
+            constraint=None,
         )
+        request = replace(request, retention=_retention(fields.prompt_cache_retention))
         return Call(
             model=fields.model,
             stream=bool(fields.stream),
             requests=(request,),
-            writer=ChatWriter(request.n, include_usage=fields.tells_usage),
+            writer=ChatWriter(
+                request.n,
+                include_usage=fields.tells_usage,
+                # After a call that was asked for by name OpenAI ends with `stop`, DeepSeek as after any other.
+                calls_end="stop" if named and self.dialect == "openai" else "tool_calls",
+            ),
             id_prefix="chatcmpl-",
             param_names={
-                "constraint": "response_format",
+                "constraint": "structured_outputs" if fields.structured_outputs else "response_format",
                 "effort": "reasoning_effort",
                 "input": "messages",
                 "prompt": "messages",
+                "template_options": "chat_template_kwargs",
             },
         )
 
     def error(self, error: WireError, request_id: str) -> tuple[int, Json]:
         """See `WireProtocol.error`."""
-        return openai_error(error, request_id)
+        return openai_error(error, request_id, self.dialect)
 
 
 CHAT = ChatProtocol()
@@ -124,7 +134,12 @@ def _conversation(fields: ChatRequest, now: str) -> Conversation:
     messages = conversation_messages(fields.messages)
     tools = tool_definitions(fields.tools or ())
     constraint = constraint_of(fields.response_format)
-    if constraint is not None and constraint.kind == "json" and not any("json" in m.text.lower() for m in messages):
+    if fields.structured_outputs is not None:
+        if constraint is not None:
+            raise RequestError("'structured_outputs' and 'response_format' both say something", "structured_outputs")
+        constraint = fields.structured_outputs.constraint
+    loose = fields.response_format is not None and fields.response_format.type == "json_object"
+    if loose and not any("json" in m.text.lower() for m in messages):
         raise RequestError(
             "'messages' must contain the word 'json' in some form to use 'response_format' of type 'json_object'",
             "messages",
@@ -135,6 +150,7 @@ def _conversation(fields: ChatRequest, now: str) -> Conversation:
         tool_choice=tool_choice_of(fields.tool_choice, fields.parallel_tool_calls, tools),
         constraint=constraint,
         effort=fields.effort,
+        template_options=fields.chat_template_kwargs,
         now=now,
     )
 

@@ -29,13 +29,18 @@ class ChatWriter(Chunks):
 
     The roles of all choices come before anything else, in order: the official client's stream helper fails if the
     first chunk it sees is not that of choice 0.
+
+    Args:
+        n: Number of choices.
+        include_usage: See `Chunks`.
+        calls_end: Finish reason of an answer that made calls and ended by itself.
     """
 
     kind = "chat.completion.chunk"
 
-    def __init__(self, n: int, *, include_usage: bool) -> None:
+    def __init__(self, n: int, *, include_usage: bool, calls_end: str = "tool_calls") -> None:
         super().__init__(n, include_usage=include_usage)
-        self._n = n
+        self._n, self._calls_end = n, calls_end
         self._called: set[int] = set()
 
     def begin(self, head: Head, usage: Usage) -> Sequence[Frame]:
@@ -66,7 +71,7 @@ class ChatWriter(Chunks):
                 more: Json = {"index": event.index, "function": {"arguments": event.arguments}}
                 return (self.chunk(_choice(index, {"tool_calls": [more]})),)
             case Finished():
-                finish = finish_of(event.reason, called=index in self._called)
+                finish = finish_of(event.reason, self._calls_end if index in self._called else "stop")
                 return self.finish(_choice(index, {}, finish=finish))
         return ()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import BeforeValidator, Field
 
+from deepinfra.api.extras import schema_constraint
 from deepinfra.api.wire import Options
 from deepinfra.core.conversation import Constraint, ToolChoice, ToolDefinition
 from deepinfra.errors import RequestError
@@ -156,5 +156,5 @@ def constraint_of(wanted: FormatIn | None) -> Constraint | None:
             "response_format.json_schema",
         )
     if wanted.json_schema is not None and wanted.json_schema.schema_ is not None:
-        return Constraint(kind="json_schema", source=msgspec.json.encode(wanted.json_schema.schema_).decode())
+        return schema_constraint(wanted.json_schema.schema_, "response_format.json_schema.schema")
     return None if wanted.type == "text" else Constraint(kind="json")

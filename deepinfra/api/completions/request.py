@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field, PlainValidator
 
 from deepinfra.api.completions.response import CompletionWriter
 from deepinfra.api.errors import WireError
+from deepinfra.api.extras import ExtraFields
 from deepinfra.api.protocol import Call, Json, Received
-from deepinfra.api.wire import MAX_TOP_LOGPROBS, SamplingFields, openai_error, parse_fields
+from deepinfra.api.wire import MAX_TOP_LOGPROBS, Dialect, openai_error, parse_fields
 from deepinfra.core.conversation import JsonValue
-from deepinfra.core.request import GenerateRequest, TextInput
+from deepinfra.core.request import TextInput
 from deepinfra.errors import RequestError, UnsupportedFieldError
 
 __all__ = ("COMPLETIONS", "CompletionProtocol", "CompletionRequest")
@@ -42,7 +44,7 @@ def _ids(ids: Sequence[int]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(ExtraFields):
     """Fields of the body; see `SamplingFields` for what IGNORED and NEUTRAL mean."""
 
     NEUTRAL: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {"echo": (False,), "suffix": ("",)}
@@ -58,8 +60,11 @@ class CompletionRequest(SamplingFields):
             raise UnsupportedFieldError("best_of", "is not supported by this server; it may only equal 'n'")
 
 
+@dataclass(frozen=True, slots=True)
 class CompletionProtocol:
     """See `WireProtocol`."""
+
+    dialect: Dialect = "openai"
 
     def parse(self, raw: Mapping[str, JsonValue], received: Received) -> Call:
         """See `WireProtocol.parse`."""
@@ -73,25 +78,22 @@ class CompletionProtocol:
             model=fields.model,
             stream=bool(fields.stream),
             requests=tuple(
-                GenerateRequest(
-                    input=prompt,
-                    sampling=fields.sampling(fields.logprobs),
-                    n=n,
-                    seed=fields.seed,
+                fields.request(
+                    prompt,
+                    logprobs=fields.logprobs,
                     max_tokens=fields.max_tokens or DEFAULT_MAX_TOKENS,
-                    stop=tuple(fields.stop or ()),
-                    ignore_eos=bool(fields.ignore_eos),
+                    constraint=fields.structured_outputs.constraint if fields.structured_outputs else None,
                 )
                 for prompt in fields.prompt
             ),
             writer=CompletionWriter(len(fields.prompt), n, include_usage=fields.tells_usage),
             id_prefix="cmpl-",
-            param_names={"input": "prompt"},
+            param_names={"constraint": "structured_outputs", "input": "prompt"},
         )
 
     def error(self, error: WireError, request_id: str) -> tuple[int, Json]:
         """See `WireProtocol.error`."""
-        return openai_error(error, request_id)
+        return openai_error(error, request_id, self.dialect)
 
 
 COMPLETIONS = CompletionProtocol()

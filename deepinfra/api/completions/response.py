@@ -35,7 +35,7 @@ class CompletionWriter(Chunks):
                     logprobs = _logprobs(event.tokens, self._offsets.setdefault(index, _Offsets()))
                 return (self.chunk(_choice(index, event.text, logprobs)),)
             case Finished():
-                return self.finish(_choice(index, "", finish=finish_of(event.reason, called=False)))
+                return self.finish(_choice(index, "", finish=finish_of(event.reason)))
         return ()
 
     def fold(self) -> CompletionFold:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ from deepinfra.api.protocol import Received
 from deepinfra.core.conversation import (
     Constraint,
     Conversation,
+    MediaPart,
     Message,
     TextPart,
     ToolCall,
@@ -112,6 +114,8 @@ def test_both_names_of_the_token_limit_may_agree() -> None:
         ({"thinking": {"type": "disabled"}}, "none"),
         ({"thinking": {"type": "enabled"}, "reasoning_effort": "max"}, "max"),
         ({"thinking": {"type": "disabled"}, "reasoning_effort": "none"}, "none"),
+        ({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, "high"),
+        ({"thinking": {"type": "disabled"}, "reasoning_effort": "max"}, "none"),
     ],
 )
 def test_reasoning_effort_and_thinking_are_one_thing(fields: dict[str, Any], effort: str | None) -> None:
@@ -143,7 +147,8 @@ def test_an_answer_of_the_official_client_can_be_sent_back() -> None:
     said = ChatCompletionMessage.model_validate(
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"}
     )
-    (message,) = talk(messages=[said.model_dump()]).messages
+    answered = {"role": "tool", "tool_call_id": "call_1", "content": "2"}
+    message, _ = talk(messages=[said.model_dump(), answered]).messages
     assert message.tool_calls == (ToolCall(id="call_1", name="f", arguments='{"x": 1.50}'),)
     assert message.content == ()
     assert message.reasoning == "hm"
@@ -162,7 +167,9 @@ def test_a_last_assistant_message_may_be_continued() -> None:
 
 
 def test_a_tool_answer_names_its_call() -> None:
-    (message,) = talk(messages=[{"role": "tool", "tool_call_id": "c", "content": "42"}]).messages
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answered = {"role": "tool", "tool_call_id": "c", "content": "42"}
+    _, message = talk(messages=[{"role": "assistant", "tool_calls": [call]}, answered]).messages
     assert (message.role, message.tool_call_id, message.text) == ("tool", "c", "42")
 
 
@@ -210,3 +217,55 @@ def test_response_formats_become_constraints() -> None:
     assert constraint is not None
     assert constraint.kind == "json_schema"
     assert json.dumps(json.loads(constraint.source)) == json.dumps(schema)
+
+
+def test_any_integer_is_a_seed() -> None:
+    assert parse(seed=-(10**30)).seed == -(10**30)
+
+
+def test_vllms_fields_reach_the_engine() -> None:
+    request = parse(stop_token_ids=[5, 6], priority=3)
+    assert (request.stop_ids, request.priority) == (frozenset({5, 6}), -3)
+
+
+def test_template_options_reach_the_recipe() -> None:
+    assert talk(chat_template_kwargs={"enable_thinking": False}).template_options == {"enable_thinking": False}
+
+
+def test_a_reminder_keeps_its_place() -> None:
+    messages = talk(messages=[{"role": "user", "content": "q"}, {"role": "latest_reminder", "content": "r"}]).messages
+    assert [message.role for message in messages] == ["user", "reminder"]
+
+
+def test_an_image_comes_inside_the_request() -> None:
+    parts = [
+        {"type": "text", "text": "see"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "auto"}},
+    ]
+    text, image = talk(messages=[{"role": "user", "content": parts}]).messages[0].content
+    assert text == TextPart("see")
+    data = bytes.fromhex("89504e470d0a1a0a")
+    assert image == MediaPart(data=data, digest=hashlib.sha256(data).digest(), media_type="image/png")
+
+
+SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"json": SCHEMA}, "json_schema"),
+        ({"json": json.dumps(SCHEMA)}, "json_schema"),
+        ({"json_object": True}, "json"),
+        ({"regex": "a+"}, "regex"),
+        ({"grammar": 'start: "<|" /<[^>]*>/ // <x>\n'}, "grammar"),
+    ],
+)
+def test_structured_outputs_are_constraints(given: dict[str, Any], kind: str) -> None:
+    constraint = talk(structured_outputs=given).constraint
+    assert constraint is not None
+    assert constraint.kind == kind
+    if kind == "json_schema":
+        assert list(json.loads(constraint.source)["properties"]) == ["z", "a"]
+    elif kind != "json":
+        assert constraint.source == next(iter(given.values()))
