@@ -10,6 +10,7 @@ from deepinfra.executors.torch.options import TorchOptions
 from deepinfra.interfaces import Executor, ExpertPlacer, KVStore, Recipe, Scheduler, Speculator
 from deepinfra.kvstores.options import MemoryStoreOptions, SsdStoreOptions
 from deepinfra.placers.options import EplbOptions, StaticPlacerOptions
+from deepinfra.recipes.deepseek.options import DeepSeekOptions
 from deepinfra.recipes.options import ChatTemplateOptions
 from deepinfra.registry import Registry, hookimpl
 from deepinfra.schedulers.options import BucketedOptions, FcfsOptions
@@ -22,6 +23,7 @@ __all__ = ("deepinfra_register",)
 def deepinfra_register(registry: Registry) -> None:
     """Register every built-in part."""
     registry.recipe("chat-template", _chat_template, options=ChatTemplateOptions)
+    registry.recipe("deepseek", _deepseek, options=DeepSeekOptions)
     registry.scheduler("fcfs", _fcfs, options=FcfsOptions)
     registry.scheduler("bucketed", _bucketed, options=BucketedOptions)
     registry.kvstore("memory", _memory, options=MemoryStoreOptions)
@@ -37,6 +39,12 @@ def _chat_template(options: ChatTemplateOptions) -> Recipe:
     from deepinfra.recipes import ChatTemplate
 
     return ChatTemplate(**dict(options))
+
+
+def _deepseek(options: DeepSeekOptions) -> Recipe:
+    from deepinfra.recipes import DeepSeek
+
+    return DeepSeek(**dict(options))
 
 
 def _fcfs(options: FcfsOptions) -> Scheduler:

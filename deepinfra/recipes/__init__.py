@@ -1,5 +1,21 @@
 """Recipes: a conversation to exact tokens, tokens back to events."""
 
-from deepinfra.recipes.chat_template.recipe import ChatTemplate
+from __future__ import annotations
 
-__all__ = ("ChatTemplate",)
+from typing import TYPE_CHECKING
+
+from deepinfra.lazy import lazily
+
+if TYPE_CHECKING:
+    from deepinfra.recipes.chat_template.recipe import ChatTemplate
+    from deepinfra.recipes.deepseek.recipe import DeepSeek
+
+__all__ = ("ChatTemplate", "DeepSeek")
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "ChatTemplate": "deepinfra.recipes.chat_template.recipe",
+        "DeepSeek": "deepinfra.recipes.deepseek.recipe",
+    },
+)

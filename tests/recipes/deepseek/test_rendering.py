@@ -28,8 +28,8 @@ def say(role: Any, *texts: str, **more: Any) -> Message:
     return Message(role=role, content=tuple(map(TextPart, texts)), **more)
 
 
-def call(id: str, arguments: str = '{"a": 1}', name: str = "f") -> ToolCall:
-    return ToolCall(id=id, name=name, arguments=arguments)
+def call(name_of_call: str, arguments: str = '{"a": 1}', name: str = "f") -> ToolCall:
+    return ToolCall(id=name_of_call, name=name, arguments=arguments)
 
 
 def text(version: Any, *messages: Message, effort: str | None = "none", **more: Any) -> str:
@@ -158,7 +158,8 @@ def calls(version: Any, *given: ToolCall) -> str:
 
 def test_strings_stand_as_they_are_and_other_values_as_json(version: Any) -> None:
     assert calls(version, call("1", '{"a":"x \\"y\\"\\n","b":{"c":[1,null]},"d":true}')) == (
-        '\n\n<C>\n<I name="f">\n<P name="a" string="true">x "y"\n</P>\n<P name="b" string="false">{"c": [1, null]}</P>\n'
+        '\n\n<C>\n<I name="f">\n<P name="a" string="true">x "y"\n</P>\n'
+        '<P name="b" string="false">{"c": [1, null]}</P>\n'
         '<P name="d" string="false">true</P>\n</I>\n</C>'
     )
 
@@ -291,7 +292,7 @@ def test_strict_schemas_that_say_otherwise_are_refused_by_name(
     version: Any, schema: dict[str, Any], param: str
 ) -> None:
     tool = ToolDefinition(name="f", strict=True, parameters=schema)
-    with pytest.raises(RequestError, match="strict|must be an object") as caught:
+    with pytest.raises(RequestError, match=r"strict|must be an object") as caught:
         text(version, say("user", "u"), tools=(tool,))
     assert caught.value.param == param
 
