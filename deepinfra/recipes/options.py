@@ -20,6 +20,11 @@ class ChatTemplateOptions(BaseModel):
         description="The date that `strftime_now` says, which keeps prompts and their cached KV the same from day to "
         "day; default: today.",
     )
+    tool_fallback: bool = Field(
+        True,
+        description="Show tools in the system text where the model's chat template ignores them; else they are "
+        "refused.",
+    )
     cache_chars: int = Field(
         8_000_000, ge=0, description="Characters of encoded text kept for the next turns of chats; 0 turns it off."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,24 +13,33 @@ from deepinfra.recipes import ChatTemplate
 from deepinfra.testing.textmodel import TrainedTextModel
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
-_MARKER = re.compile(
-    r"<\|[^|<>\s'\"{}+]+\|>|<｜[^｜<>\s'\"]+｜>|\[/?[A-Z_]{3,}\]|<\|?[a-z_]+\|?>"
-    r"|</?(?:think|tool_call|tool_response|tool_calls|seed:[a-z_]+|tool_sep|arg_key|arg_value|minimax:tool_call)>"
-)
+
+
+@cache
+def listed() -> dict[str, dict[str, list[str]]]:
+    """What was found when the templates were read; see the folder's README."""
+    read: dict[str, dict[str, list[str]]] = json.loads((TEMPLATES / "markers.json").read_text())
+    return read
 
 
 @cache
 def model_of(name: str, kind: str = "byte-level") -> TrainedTextModel:
-    """A model with that template and every marker its source shows, without the `special` flag, as many have it."""
+    """A model with that template; its markers are tokens without the `special` flag, as many real ones are."""
+    known = listed()[name]
+    markers = dict.fromkeys((known["bos"], known["eos"], *known["markers"]))
     source = (TEMPLATES / f"{name}.jinja").read_text()
-    found = {*_MARKER.findall(source), "<|system|>", "<|user|>", "<|assistant|>"} - {"<s>", "</s>"}
-    return TrainedTextModel(source, ("<s>", "</s>", *sorted(found)), kind=kind, special=False, name=name)  # type: ignore[arg-type]
+    return TrainedTextModel(source, tuple(markers), kind=kind, special=False, name=name)  # type: ignore[arg-type]
 
 
 @cache
 def recipe_of(name: str, kind: str = "byte-level") -> ChatTemplate:
     """A recipe for it."""
     return ChatTemplate(model_of(name, kind), date="2025-01-15")
+
+
+@pytest.fixture
+def markers() -> dict[str, dict[str, list[str]]]:
+    return listed()
 
 
 @pytest.fixture

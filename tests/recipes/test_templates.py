@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -10,52 +11,71 @@ from functools import cache
 
 import jinja2
 import pytest
+from jinja2 import nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from deepinfra.core.conversation import Conversation, TextPart
-from deepinfra.errors import TemplateError, UnsupportedFieldError
+from deepinfra.errors import TemplateError
 from deepinfra.recipes import ChatTemplate
-from deepinfra.recipes.chat_template.selftest import SHAPES, hostile
-from deepinfra.recipes.chat_template.variables import Traits, variables
+from deepinfra.recipes.chat_template.environment import PlainTemplate
+from deepinfra.recipes.chat_template.fallback import Fallback
+from deepinfra.recipes.chat_template.hygiene import settle
+from deepinfra.recipes.chat_template.selftest import FIELDS, hostile
+from deepinfra.recipes.chat_template.traits import SHAPES
+from deepinfra.recipes.chat_template.variables import variables
 from deepinfra.testing.textmodel import TrainedTextModel
 
 compiled = cache(_compile_jinja_template)
+_SHAPED = re.compile(
+    r"<\|[^|<>\s'\"{}+]+\|>|<\|\"\|>|<｜[^｜<>\s{]+｜>|\[/?[A-Z_]{3,}\]|</?[A-Za-z_][\w:.=-]*>|<\|[a-z_]+>|<[a-z_]+\|>"
+    r"|〈\|[A-Z]+\|〉|\]<\][a-z]+\[>\[|\]~!?b[\]\[]|\[e~\["
+)
 
 
-def plain(model: TrainedTextModel, recipe: ChatTemplate, conversation: Conversation) -> str:
-    """What transformers renders."""
+def plain(recipe: ChatTemplate, model: TrainedTextModel, conversation: Conversation) -> str:
+    """What transformers renders of the settled conversation."""
     template = compiled(model.chat_template())
     template.environment.globals["strftime_now"] = datetime(2025, 1, 15).strftime
-    traits: Traits = recipe._load().renderer._traits  # type: ignore[union-attr]
-    values = variables(conversation, traits)
-    text: str = template.render(**values, bos_token="<s>", eos_token="</s>")
+    traits = recipe._load().traits
+    special = model.special_tokens()
+    values = variables(settle(conversation, traits, Fallback()), traits)
+    text: str = template.render(**values, bos_token=special.bos_token, eos_token=special.eos_token)
     return text
 
 
-def shapes(recipe: ChatTemplate) -> list[Conversation]:
-    """The conversations that are not refused for what the template would drop."""
-    traits: Traits = recipe._load().renderer._traits  # type: ignore[union-attr]
-    return [
-        shape
-        for name, shape in SHAPES.items()
-        if (traits.reads_tools or not shape.tools) and (name != "loop" or traits.reads("tool_calls"))
-    ]
-
-
-def test_text_and_ids_are_those_of_transformers_and_refusals_too(
-    name: str, model: Callable[[str], TrainedTextModel], recipe: Callable[[str], ChatTemplate]
+def test_nothing_in_a_template_that_has_a_markers_shape_is_missing_from_the_list(
+    name: str, model: Callable[[str], TrainedTextModel], markers: dict[str, dict[str, list[str]]]
 ) -> None:
-    tokenizer = model(name).tokenizer()
-    for shape in shapes(recipe(name)):
-        try:
-            text = plain(model(name), recipe(name), shape)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError):
-            with pytest.raises(TemplateError):
-                recipe(name).render(shape)
-            continue
-        prompt = recipe(name).render(shape)
-        assert prompt.text == text
-        assert list(prompt.ids) == tokenizer.encode(text, add_special_tokens=False).ids
+    known = {*model(name).markers, *markers[name]["text"]}
+    tree = PlainTemplate(model(name).chat_template() or "")._tree
+    literals = [node.data for node in tree.find_all(nodes.TemplateData)]
+    literals += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+    found = {marker for literal in literals for marker in _SHAPED.findall(literal)}
+    assert found <= known
+    assert markers[name]["note"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_text_and_ids_are_those_of_transformers_and_refusals_too(
+    name: str, shape: str, model: Callable[[str], TrainedTextModel], recipe: Callable[[str], ChatTemplate]
+) -> None:
+    conversation = SHAPES[shape]
+    refusal = ""
+    try:
+        text = plain(recipe(name), model(name), conversation)
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        refusal = str(error)
+    if refusal:
+        with pytest.raises(TemplateError) as caught:
+            recipe(name).render(conversation)
+        assert refusal.split("'")[0] in str(caught.value)  # behind the quote stands a type's name, plain or marked
+        return
+    prompt = recipe(name).render(conversation)
+    assert prompt.text == text
+    assert list(prompt.ids) == model(name).tokenizer().encode(text, add_special_tokens=False).ids
+    spelled = [prompt.text[start:end] for start, end in prompt.ranges]
+    ids = model(name).tokenizer().get_vocab()
+    assert [prompt.ids[position] for position in prompt.control] == [ids[marker] for marker in spelled]
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
@@ -74,20 +94,23 @@ def test_two_thousand_hostile_twins_have_the_same_control_tokens(
 
 def _attack(model: TrainedTextModel, recipe: ChatTemplate, seeds: int) -> None:
     draw = random.Random(f"{model.name} {seeds}")
+    renderer = recipe._load().renderer
+    assert renderer
     served = 0
-    for shape in shapes(recipe):
+    for shape in SHAPES.values():
         try:
-            wanted = _control(recipe, shape)
+            wanted = renderer.render(shape)
         except TemplateError:
             continue
         for _ in range(seeds):
-            twin = hostile(shape, _junk(draw, model))
+            fields = FIELDS if draw.random() < 0.5 else draw.sample(FIELDS, 2)
+            twin = hostile(shape, _junk(draw, model), fields)
             try:
-                found = _control(recipe, twin)
+                found = renderer.render(twin)  # what is no name is refused before: here it must be harmless too
             except TemplateError:
                 continue
             served += 1
-            assert found == wanted, twin
+            assert found.control == wanted.control, twin
     assert served
 
 
@@ -122,25 +145,16 @@ def _junk(draw: random.Random, model: TrainedTextModel) -> str:
     return "".join(pieces)
 
 
-def _control(recipe: ChatTemplate, conversation: Conversation) -> list[int]:
-    prompt = recipe.render(conversation)
-    return [prompt.ids[position] for position in prompt.control]
-
-
 def test_the_characters_a_user_typed_are_in_the_prompt(
     name: str, recipe: Callable[[str], ChatTemplate], model: Callable[[str], TrainedTextModel]
 ) -> None:
     loaded, markers = recipe(name), model(name).markers
     if _has_commands(model(name)):
         markers = tuple(marker for marker in markers if "think" not in marker)
-    prompt = None
-    for text in (f"a{marker}b" for marker in markers):
+    for marker in markers:
+        text = f"a{marker}b"
         question = replace(SHAPES["user"].messages[0], content=(TextPart(text),))
-        try:
-            prompt = loaded.render(Conversation(messages=(question,), tools=SHAPES["tools"].tools))
-        except (UnsupportedFieldError, TemplateError):
-            prompt = loaded.render(Conversation(messages=(question,)))
+        prompt = loaded.render(Conversation(messages=(question,), tools=SHAPES["tools"].tools))
         assert text in prompt.text
         rest = (token for at, token in enumerate(prompt.ids) if at not in prompt.control)
         assert text in b"".join(map(loaded.tokenizer.token_bytes, rest)).decode()
-    assert prompt

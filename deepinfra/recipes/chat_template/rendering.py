@@ -11,8 +11,10 @@ from typing import Any
 from deepinfra.core.conversation import Conversation, Message, TextPart
 from deepinfra.errors import RequestError, UnsupportedFieldError
 from deepinfra.recipes.chat_template.environment import MarkedTemplate
+from deepinfra.recipes.chat_template.hygiene import Syntax, settle
 from deepinfra.recipes.chat_template.provenance import trust_of, trusted
-from deepinfra.recipes.chat_template.variables import Traits, mark, strings, unused_characters, variables
+from deepinfra.recipes.chat_template.traits import Traits
+from deepinfra.recipes.chat_template.variables import mark, strings, unused_characters, variables
 from deepinfra.recipes.encoding.vocabulary import SafeEncoder
 
 __all__ = ("Rendered", "Renderer", "moment")
@@ -27,6 +29,11 @@ class Rendered:
     ranges: list[tuple[int, int]]
     ids: list[int]
     positions: list[int]
+
+    @property
+    def control(self) -> list[int]:
+        """The control tokens."""
+        return [self.ids[position] for position in self.positions]
 
 
 def moment(conversation: Conversation, pinned: str | None) -> datetime | None:
@@ -48,6 +55,7 @@ class Renderer:
     """Renders conversations with one template and one vocabulary; thread-safe.
 
     Args:
+        syntax: How calls are written where the template does not.
         constants: `bos_token` and so on, as the template reads them.
         date: See `moment`.
     """
@@ -57,16 +65,18 @@ class Renderer:
         template: MarkedTemplate,
         encoder: SafeEncoder,
         traits: Traits,
+        syntax: Syntax,
         constants: Mapping[str, str],
         date: str | None,
     ) -> None:
-        self._template, self._encoder, self._traits, self._date = template, encoder, traits, date
+        self._template, self._encoder, self._traits, self._syntax = template, encoder, traits, syntax
+        self._date = date
         self._constants = {name: trusted(value) for name, value in constants.items()}
 
     def render(self, conversation: Conversation) -> Rendered:
-        """See `Recipe.render`, whose errors these are."""
+        """See `Recipe.render`, whose errors these are; what `admit` refuses is not refused here."""
         conversation, reads_on = _without_prefix(conversation)
-        values = variables(conversation, self._traits)
+        values = variables(settle(conversation, self._traits, self._syntax), self._traits)
         spare = unused_characters(values, self._traits.literals)
         if reads_on:
             end = _next(spare)

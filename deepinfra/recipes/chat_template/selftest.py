@@ -7,148 +7,103 @@ hostile twins, with every control token typed into every field, must have the sa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from deepinfra.core.conversation import Conversation, JsonValue, Message, TextPart, ToolCall, ToolDefinition
-from deepinfra.errors import InjectionError, ModelError, RequestError, TemplateError
+from deepinfra.errors import InjectionError, ModelError, TemplateError
 from deepinfra.recipes.chat_template.environment import PlainTemplate
-from deepinfra.recipes.chat_template.rendering import Renderer
-from deepinfra.recipes.chat_template.variables import Traits, variables
+from deepinfra.recipes.chat_template.hygiene import Syntax, settle
+from deepinfra.recipes.chat_template.rendering import Rendered, Renderer
+from deepinfra.recipes.chat_template.traits import SHAPES, Traits
+from deepinfra.recipes.chat_template.variables import variables
 
-__all__ = ("SHAPES", "check", "hostile", "probe")
+__all__ = ("FIELDS", "NOW", "check", "hostile", "plain_text")
 
-_NOW = "2025-01-15T12:00:00"
-
-
-def _say(role: Any, text: str, **more: Any) -> Message:
-    return Message(role=role, content=(TextPart(text),), **more)
-
-
-_SYSTEM, _USER = _say("system", "Be brief."), _say("user", "What is 12 + 30?")
-_TOOL = ToolDefinition(
-    name="get_weather",
-    description="Weather of a city.",
-    parameters={"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-)
-_CALL = ToolCall(id="call00001", name="get_weather", arguments='{"city": "Paris"}')
-_LOOP = (
-    _say("user", "Weather in Paris?"),
-    Message(role="assistant", tool_calls=(_CALL,)),
-    _say("tool", '{"temp": 20}', tool_call_id="call00001"),
-)
-
-SHAPES: Mapping[str, Conversation] = {
-    "user": Conversation(messages=(_USER,)),
-    "system": Conversation(messages=(_SYSTEM, _USER)),
-    "turns": Conversation(messages=(_SYSTEM, _USER, _say("assistant", "It is 42."), _say("user", "And 1 more?"))),
-    "reasoning": Conversation(
-        messages=(_USER, _say("assistant", "42", reasoning="12 + 30 = 42"), _say("user", "And 1 more?"))
-    ),
-    "tools": Conversation(messages=_LOOP[:1], tools=(_TOOL,)),
-    "loop": Conversation(messages=(*_LOOP, _say("assistant", "20 degrees."), _say("user", "Thanks!")), tools=(_TOOL,)),
-}
-"""The conversations that a template is tried with."""
+NOW = "2025-01-15T12:00:00"
+"""The date of the self-test."""
+FIELDS = ("content", "reasoning", "tool results", "names", "arguments", "tools")
+"""What a user, a model or a tool can fill."""
+_KEYWORDS = ("type", "properties", "required", "description")
+"""Keys of a schema without which a template would print something else."""
 
 
-def probe(template: PlainTemplate, traits: Traits, constants: dict[str, str]) -> Traits:
-    """Find out how the template wants content and arguments."""
-
-    def text(conversation: Conversation, traits: Traits) -> str | None:
-        try:
-            values = variables(conversation, traits) | constants
-            return template.render(values, datetime.fromisoformat(_NOW))
-        except RequestError:
-            return None
-
-    needle = _USER.text
-    if needle not in (text(SHAPES["user"], traits) or ""):
-        parts = replace(traits, content_parts=True)
-        if needle in (text(SHAPES["user"], parts) or ""):
-            traits = parts
-    as_object = text(SHAPES["loop"], traits)
-    as_string = text(SHAPES["loop"], replace(traits, object_arguments=False))
-    if as_string is not None and (as_object is None or "{'city'" in as_object):
-        traits = replace(traits, object_arguments=False)
-    return traits
-
-
-def hostile(conversation: Conversation, junk: str) -> Conversation:
-    """The same conversation with `junk` typed into every field that a user, a model or a tool can fill."""
+def hostile(conversation: Conversation, junk: str, fields: Collection[str] = FIELDS) -> Conversation:
+    """The same conversation with `junk` typed into these fields; `arguments` and `tools` are keys and values."""
 
     def value(item: JsonValue) -> JsonValue:
         if isinstance(item, str):
             return item if item in ("object", "string") else item + junk
         if isinstance(item, Mapping):
-            return {(k if k in ("type", "properties", "required") else k + junk): value(v) for k, v in item.items()}
+            return {(k if k in _KEYWORDS else k + junk): value(v) for k, v in item.items()}
         if isinstance(item, Sequence):
             return [value(element) for element in item]
         return item
 
+    def name(text: str) -> str:
+        return text + junk if "names" in fields else text
+
+    def call(item: ToolCall) -> ToolCall:
+        arguments = item.arguments
+        if "arguments" in fields:
+            arguments = json.dumps(value(json.loads(arguments)), ensure_ascii=False)
+        return replace(item, name=name(item.name), arguments=arguments)
+
     def message(item: Message) -> Message:
-        return replace(
-            item,
-            content=tuple(TextPart(part.text + junk) if isinstance(part, TextPart) else part for part in item.content),
-            reasoning=None if item.reasoning is None else item.reasoning + junk,
-            tool_calls=tuple(
-                replace(call, name=call.name + junk, arguments=_arguments(call.arguments, value))
-                for call in item.tool_calls
-            ),
-        )
+        content = item.content
+        if ("tool results" if item.role == "tool" else "content") in fields:
+            content = (*content, TextPart(junk)) if content else content
+        reasoning = item.reasoning + junk if item.reasoning and "reasoning" in fields else item.reasoning
+        return replace(item, content=content, reasoning=reasoning, tool_calls=tuple(map(call, item.tool_calls)))
 
     def tool(item: ToolDefinition) -> ToolDefinition:
-        return replace(
-            item,
-            name=item.name + junk,
-            description=None if item.description is None else item.description + junk,
-            parameters=value(item.parameters),  # type: ignore[arg-type]
-        )
+        if "tools" in fields:
+            parameters = value(item.parameters)
+            item = replace(item, description=f"{item.description}{junk}", parameters=parameters)  # type: ignore[arg-type]
+        return replace(item, name=name(item.name))
 
     return replace(
         conversation, messages=tuple(map(message, conversation.messages)), tools=tuple(map(tool, conversation.tools))
     )
 
 
-def _arguments(text: str, value: Callable[[JsonValue], JsonValue]) -> str:
-    return json.dumps(value(json.loads(text)), ensure_ascii=False)
+def plain_text(
+    plain: PlainTemplate, conversation: Conversation, traits: Traits, syntax: Syntax, constants: Mapping[str, str]
+) -> str:
+    """What plain Jinja renders of the settled conversation.
+
+    Raises:
+        TemplateError: The template refuses it.
+    """
+    values = variables(settle(conversation, traits, syntax), traits)
+    return plain.render({**values, **constants}, datetime.fromisoformat(NOW))
 
 
 def check(
-    renderer: Renderer,
-    plain: PlainTemplate,
-    traits: Traits,
-    constants: dict[str, str],
-    encode: Callable[[str], Sequence[int]],
-    control: Mapping[str, int],
+    renderer: Renderer, plain: Callable[[Conversation], str], encode: Callable[[str], Sequence[int]], junk: str
 ) -> list[int]:
     """Prove the renderer on the shapes that the template accepts.
 
     Args:
         renderer: What is to be proved.
-        plain: The same template without provenance.
-        traits: How the template wants its variables.
-        constants: `bos_token` and so on.
+        plain: What plain Jinja renders of a conversation.
         encode: The model's own tokenizer, control tokens parsed from text, none added.
-        control: Spelling and id of the control tokens.
+        junk: Every control token, spelled.
 
     Returns:
         Ids of the simplest conversation.
 
     Raises:
-        ModelError: It renders otherwise than plain Jinja, or tokenises otherwise than the model, or user text changes
-            the control tokens: the model is not served.
+        ModelError: It renders otherwise than plain Jinja, or tokenises otherwise than the model, or what a user types
+            changes the control tokens: the model is not served.
     """
-    junk = "".join(control)
     first: list[int] = []
     refusal: TemplateError | None = None
     for name, shape in SHAPES.items():
-        if (shape.tools and not traits.reads_tools) or (name == "loop" and not traits.reads("tool_calls")):
-            continue  # refused by name
-        shape = replace(shape, now=_NOW)
+        shape = replace(shape, now=NOW)
         try:
-            text = plain.render(variables(shape, traits) | constants, datetime.fromisoformat(_NOW))
+            text = plain(shape)
         except TemplateError as error:
             refusal = error
             continue
@@ -158,15 +113,19 @@ def check(
         if rendered.ids != list(encode(text)):
             raise ModelError(f"self-test {name!r}: the ids are not those of the model's own tokenizer")
         first = first or rendered.ids
-        wanted = [rendered.ids[position] for position in rendered.positions]
-        try:
-            twin = renderer.render(hostile(shape, junk))
-        except TemplateError:
-            continue  # refused is safe
-        except InjectionError as error:
-            raise ModelError(f"self-test {name!r}: {error}") from error
-        if [twin.ids[position] for position in twin.positions] != wanted:
-            raise ModelError(f"self-test {name!r}: control tokens typed by a user change those of the prompt")
+        if _forged(renderer, rendered, hostile(shape, junk)):
+            fields = [field for field in FIELDS if _forged(renderer, rendered, hostile(shape, junk, {field}))]
+            where = ", ".join(fields) or "several fields together"
+            raise ModelError(f"self-test {name!r}: control tokens typed by a user change those of the prompt: {where}")
     if not first:
         raise ModelError(f"the chat template refuses every conversation, last: {refusal}")
     return first
+
+
+def _forged(renderer: Renderer, benign: Rendered, twin: Conversation) -> bool:
+    try:
+        return renderer.render(twin).control != benign.control
+    except TemplateError:
+        return False  # refused is safe
+    except InjectionError:
+        return True

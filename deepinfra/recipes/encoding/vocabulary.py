@@ -84,6 +84,11 @@ class SafeEncoder:
         if not any(token[flag] for token in added for flag in flags) and self._independent():
             self._cache_chars = cache_chars
 
+    @property
+    def caches(self) -> bool:
+        """Whether ids of text between control tokens are kept: they do not depend on what stands around it."""
+        return self._cache_chars > 0
+
     def spells(self, text: str) -> bool:
         """Whether `text` spells a control token anywhere."""
         return self._pattern.search(text) is not None

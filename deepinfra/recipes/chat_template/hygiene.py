@@ -1,0 +1,202 @@
+"""What is settled about a conversation before a template sees it.
+
+Everything that public issues report as breaking templates: a role it does not know, a system message where it takes
+none, an id it refuses, calls it would drop, tools it ignores. What has an effect and cannot be honoured is refused by
+name; what the template itself refuses is left to it, so that its own message reaches the client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol, get_args
+
+from deepinfra.core.conversation import Conversation, MediaPart, Message, Role, TextPart, ToolCall, ToolDefinition
+from deepinfra.errors import RequestError, UnsupportedFieldError
+from deepinfra.recipes.chat_template.traits import Traits
+
+__all__ = ("admit", "offered", "settle")
+
+_ROLES = frozenset(get_args(Role))
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+_NAME = re.compile(r"[^\s<|\\/>]{1,128}")
+_TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
+_ID = re.compile(r"[\w.:/|+=@-]{1,512}", re.ASCII)
+_FORMATS = {
+    "json": "Answer with one JSON object and nothing else.",
+    "json_schema": "Answer with one JSON value that matches this JSON Schema, and nothing else:\n",
+}
+"""How a response format is told to the model: it is enforced anyway, but a model that knows it answers better."""
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class Syntax(Protocol):
+    """How tools and calls are written into a prompt."""
+
+    def show_tools(self, tools: Sequence[ToolDefinition]) -> str:
+        """What the model is told about its tools."""
+
+    def show_calls(self, calls: Sequence[ToolCall]) -> str:
+        """Calls as the model writes them."""
+
+    def show_result(self, name: str, text: str) -> str:
+        """What a tool answered."""
+
+
+def admit(conversation: Conversation, traits: Traits, tool_fallback: bool) -> None:
+    """Refuse what would be dropped, and names that would forge the text around them.
+
+    Raises:
+        RequestError: A role or name that cannot be, or a prefix that is not the last assistant message.
+        UnsupportedFieldError: Something that has an effect and cannot be honoured.
+    """
+    tools = offered(conversation)
+    if tools and traits.tools == "fallback" and not tool_fallback:
+        raise UnsupportedFieldError("tools", "cannot be used: this model's chat template does not know tools")
+    if conversation.tool_choice.mode == "required" or (tools and conversation.tool_choice.names):
+        raise UnsupportedFieldError("tool_choice", "can be 'auto' or 'none' here")
+    if tools and not conversation.tool_choice.parallel:
+        raise UnsupportedFieldError("parallel_tool_calls", "cannot be turned off here")
+    for index, tool in enumerate(conversation.tools):
+        if tool.strict and tool in tools:
+            raise UnsupportedFieldError(f"tools[{index}].strict")
+        if not _TOOL_NAME.fullmatch(tool.name):
+            raise RequestError("is not letters, digits and any of _ . : / -", f"tools[{index}].name")
+    for name in conversation.template_options or {}:
+        if name in _RESERVED or name not in traits.names:
+            raise UnsupportedFieldError(f"template_options.{name}", "is not read by this model's chat template")
+    for index, message in enumerate(conversation.messages):
+        _admit_message(message, f"messages[{index}]", traits)
+        if message.prefix and (message.role != "assistant" or index != len(conversation.messages) - 1):
+            raise RequestError("only the last assistant message can be a prefix", f"messages[{index}].prefix")
+        if message.tool_calls and traits.calls == "text" and not tool_fallback:
+            why = "cannot be shown: this model's chat template does not know tool calls"
+            raise UnsupportedFieldError(f"messages[{index}].tool_calls", why)
+    if conversation.constraint is not None and conversation.messages[-1:] and conversation.messages[-1].prefix:
+        raise UnsupportedFieldError("response_format", "cannot be combined with a message that is to be continued")
+
+
+def _admit_message(message: Message, path: str, traits: Traits) -> None:
+    if message.role not in _ROLES:
+        raise RequestError(f"there is no role {message.role!r}", f"{path}.role")
+    if message.role == "reminder" and not traits.reads("latest_reminder"):
+        raise UnsupportedFieldError(f"{path}.role", "cannot be a reminder: this model's chat template has none")
+    if any(isinstance(part, MediaPart) for part in message.content):
+        raise UnsupportedFieldError(f"{path}.content", "has media, which this model's recipe does not take")
+    if message.name is not None and not _NAME.fullmatch(message.name):
+        raise RequestError("has white space or one of < > | / \\", f"{path}.name")
+    if message.tool_call_id is not None and not _ID.fullmatch(message.tool_call_id):
+        raise RequestError("is no id", f"{path}.tool_call_id")
+    for index, call in enumerate(message.tool_calls):
+        if not _TOOL_NAME.fullmatch(call.name):
+            raise RequestError("is not letters, digits and any of _ . : / -", f"{path}.tool_calls[{index}].name")
+        if not _ID.fullmatch(call.id):
+            raise RequestError("is no id", f"{path}.tool_calls[{index}].id")
+
+
+def offered(conversation: Conversation) -> tuple[ToolDefinition, ...]:
+    """The tools that the model may call."""
+    choice = conversation.tool_choice
+    if choice.mode == "none":
+        return ()
+    return tuple(tool for tool in conversation.tools if not choice.names or tool.name in choice.names)
+
+
+def settle(conversation: Conversation, traits: Traits, family: Syntax) -> Conversation:
+    """The conversation as the template takes it; its tools are those that the template is to show.
+
+    `family` is the syntax in which calls are written where the template does not write them. All tools are shown, also
+    those that this answer may not call: a prompt that stays the same is found in the cache.
+    """
+    tools = conversation.tools if conversation.tool_choice.mode != "none" else ()
+    fallback = bool(tools) and traits.tools == "fallback"
+    messages = [_named(message, traits) for message in _with_names(conversation.messages)]
+    if fallback or traits.calls == "text":
+        messages = list(_written(messages, family, results=traits.tools == "fallback"))
+    if traits.system == "first":
+        messages = _one_system(messages)
+    notes = [family.show_tools(tools)] if fallback else []
+    if conversation.constraint is not None and conversation.constraint.kind in _FORMATS:
+        notes.append(_FORMATS[conversation.constraint.kind] + conversation.constraint.source)
+    if notes:
+        messages = _with_note(messages, "\n\n".join(notes), traits)
+    return replace(conversation, messages=tuple(messages), tools=() if fallback else tools)
+
+
+def _with_names(messages: Sequence[Message]) -> Iterator[Message]:
+    """Every result with the name of the tool it came from."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {call.id: call.name for call in message.tool_calls}
+        if message.role == "tool" and message.name is None and message.tool_call_id in names:
+            message = replace(message, name=names[message.tool_call_id])
+        yield message
+
+
+def _named(message: Message, traits: Traits) -> Message:
+    """Role, ids and error as the template knows them."""
+    if message.role == "developer" and not traits.reads("developer"):
+        message = replace(message, role="system")
+    if message.is_error and not traits.reads("is_error"):
+        message = replace(message, content=(TextPart(f"Error: {message.text}"),))
+    if traits.short_ids and message.tool_call_id is not None:
+        message = replace(message, tool_call_id=_short(message.tool_call_id))
+    if traits.short_ids and message.tool_calls:
+        message = replace(message, tool_calls=tuple(replace(call, id=_short(call.id)) for call in message.tool_calls))
+    return message
+
+
+def _short(name: str) -> str:
+    """Nine letters and digits; the same for the same id."""
+    if len(name) == 9 and name.isascii() and name.isalnum():
+        return name
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    return "".join(_ALPHABET[number // len(_ALPHABET) ** place % len(_ALPHABET)] for place in range(9))
+
+
+def _written(messages: Sequence[Message], family: Syntax, *, results: bool) -> Iterator[Message]:
+    """Calls as text of the answer; with `results`, results as text of the next user's message."""
+    held: list[str] = []
+    for message in messages:
+        if message.role == "tool" and results:
+            held.append(family.show_result(message.name or "", message.text))
+            continue
+        if held:
+            turn = Message(role="user", content=(TextPart("\n".join(held)),))
+            held = []
+            if message.role == "user":
+                message = replace(message, content=(TextPart(f"{turn.text}\n\n{message.text}"),))
+            else:
+                yield turn
+        if message.tool_calls:
+            calls = family.show_calls(message.tool_calls)
+            text = f"{message.text}\n{calls}" if message.text else calls
+            message = replace(message, content=(TextPart(text),), tool_calls=())
+        yield message
+    if held:
+        yield Message(role="user", content=(TextPart("\n".join(held)),))
+
+
+def _one_system(messages: Sequence[Message]) -> list[Message]:
+    """All system messages as one at the beginning."""
+    text = "\n\n".join(message.text for message in messages if message.role == "system")
+    rest = [message for message in messages if message.role != "system"]
+    return [Message(role="system", content=(TextPart(text),)), *rest] if len(rest) < len(messages) else rest
+
+
+def _with_note(messages: Sequence[Message], note: str, traits: Traits) -> list[Message]:
+    """Add to the system message, or before the first user's text where the template takes none."""
+    made = list(messages)
+    if traits.system != "none":
+        if made and made[0].role in ("system", "developer"):
+            made[0] = replace(made[0], content=(TextPart(f"{made[0].text}\n\n{note}"),))
+        else:
+            made.insert(0, Message(role="system", content=(TextPart(note),)))
+        return made
+    at = next((index for index, message in enumerate(made) if message.role == "user"), None)
+    if at is None:
+        return [Message(role="user", content=(TextPart(note),)), *made]
+    made[at] = replace(made[at], content=(TextPart(f"{note}\n\n{made[at].text}"),))
+    return made

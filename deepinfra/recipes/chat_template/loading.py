@@ -1,0 +1,119 @@
+"""Everything that is built once from a model, and proved, before its template serves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import tokenizers
+
+from deepinfra.core.conversation import Conversation
+from deepinfra.core.report import RecipeReport
+from deepinfra.errors import ModelError, RequestError
+from deepinfra.models import SpecialTokens
+from deepinfra.recipes.chat_template.environment import MarkedTemplate, PlainTemplate
+from deepinfra.recipes.chat_template.fallback import Fallback
+from deepinfra.recipes.chat_template.rendering import Renderer
+from deepinfra.recipes.chat_template.report import describe
+from deepinfra.recipes.chat_template.selftest import check, plain_text
+from deepinfra.recipes.chat_template.traits import Traits, probe
+from deepinfra.recipes.encoding.loading import TokenizerModel, Vocabulary, load_vocabulary
+from deepinfra.recipes.output.family import output_grammar
+from deepinfra.recipes.output.grammar import REASONING, Grammar
+
+__all__ = ("Loaded", "TextModel", "load")
+
+_RULES = "chat-template-2"
+"""Goes into `version`: raise it when the same conversation gets other ids."""
+
+
+class TextModel(TokenizerModel, Protocol):
+    """What the recipe needs of a model; `deepinfra.models.Model` has it."""
+
+    def chat_template(self) -> str | None:
+        """Jinja source, if the model has one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model as its recipe uses it.
+
+    Attributes:
+        renderer: `None` for a model without a template.
+        answers: How answers are read: without tools, and with them.
+        prepend: The BOS that the tokenizer adds because the template writes none.
+    """
+
+    vocabulary: Vocabulary
+    renderer: Renderer | None
+    traits: Traits
+    answers: tuple[Grammar, Grammar]
+    reasoning: tuple[str, str] | None
+    prepend: int | None
+    version: str
+    report: RecipeReport
+
+
+def load(model: TextModel, source: str | None, date: str | None, cache_chars: int) -> Loaded:
+    """Build and prove it; see `ChatTemplate` for what may be wrong."""
+    original, special = model.tokenizer(), model.special_tokens()
+    source = source if source is not None else model.chat_template()
+    template = None if source is None else MarkedTemplate(source)
+    literals = frozenset() if template is None else template.literals()
+    vocabulary = load_vocabulary(model, literals, cache_chars)
+    version = hashlib.sha256(json.dumps([_RULES, vocabulary.definition, source]).encode()).hexdigest()
+    names = frozenset() if template is None else template.names()
+    traits = Traits(names=names, literals=literals)
+    pair = _reasoning(vocabulary.control, literals)
+    grammar = output_grammar(vocabulary.control, pair)
+    prepend, renderer = vocabulary.bos, None
+    if template is not None and source is not None:
+        constants, syntax = _constants(original, special), Fallback()
+        plain = PlainTemplate(source)
+
+        def text(conversation: Conversation, traits: Traits) -> str | None:
+            try:
+                return plain_text(plain, conversation, traits, syntax, constants)
+            except RequestError:
+                return None
+
+        traits = probe(text, traits)
+        renderer = Renderer(template, vocabulary.encoder, traits, syntax, constants, date)
+        original.no_padding()
+        original.no_truncation()
+        original.encode_special_tokens = False
+        first = check(
+            renderer,
+            lambda conversation: plain_text(plain, conversation, traits, syntax, constants),
+            lambda text: original.encode(text, add_special_tokens=False).ids,
+            "".join(vocabulary.control),
+        )
+        if first[:1] == [special.bos_id]:
+            prepend = None
+            if first[1:2] == [special.bos_id]:
+                raise ModelError("the chat template begins with two BOS tokens")
+    report = describe(renderer, traits, vocabulary, pair, None)
+    return Loaded(vocabulary, renderer, traits, (grammar, grammar), pair, prepend, version, report)
+
+
+def _constants(tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> dict[str, str]:
+    """The special tokens that a template may name; those the model lacks stay undefined."""
+    values = {
+        "bos_token": special.bos_token,
+        "eos_token": special.eos_token,
+        "unk_token": None if special.unk_id is None else tokenizer.id_to_token(special.unk_id),
+        "pad_token": None if special.pad_id is None else tokenizer.id_to_token(special.pad_id),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _reasoning(control: Mapping[str, int], literals: frozenset[str]) -> tuple[str, str] | None:
+    """How this model marks its reasoning: by its tokens, else by what its template writes."""
+    written = "\0".join(literals)
+    pairs = [pair for pair in REASONING if all(marker in control for marker in pair)]
+    pairs += [pair for pair in REASONING if pair[1] in written]
+    return pairs[0] if pairs else None
