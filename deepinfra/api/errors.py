@@ -53,7 +53,7 @@ UNSUPPORTED = "unsupported"
 _INDEX = re.compile(r"\[(\d+)\]")
 """Parts write `messages[0].content` as Python does, clients read `messages.0.content` as OpenAI does."""
 
-_HEAD = re.compile(r"\w+")
+_HEAD = re.compile(r"(\w+)(\[\d+\])?")
 
 _LONGEST = 2000
 """Characters of a message or path: both may quote what a client sent."""
@@ -113,11 +113,13 @@ def wire_error_of(error: Exception, param_names: Mapping[str, str]) -> WireError
 
 
 def _renamed(param: str, names: Mapping[str, str]) -> str:
-    """A path in the protocol's words: known as a whole, or by the field it begins with."""
+    """A path in the protocol's words: known as a whole, or by the field, or the element of one, it begins with."""
     head = _HEAD.match(param)
     if param in names or head is None:
         return names.get(param, param)
-    return names.get(head[0], head[0]) + param[head.end() :]
+    if head[0] in names:
+        return names[head[0]] + param[head.end() :]
+    return names.get(head[1], head[1]) + param[head.end(1) :]
 
 
 def request_error(error: ValidationError) -> RequestError:

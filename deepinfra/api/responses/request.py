@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from deepinfra.api.errors import WireError
 from deepinfra.api.protocol import Call, Json, Received
-from deepinfra.api.responses.items import Item, ItemReference, StoredItem, Unsupported, messages_of, output_items
+from deepinfra.api.responses.items import Item, ItemReference, StoredItem, Unsupported, output_items, turns_of
 from deepinfra.api.responses.store import ResponseStore, Turn
 from deepinfra.api.responses.tools import (
     MAX_TOOLS,
@@ -24,7 +24,7 @@ from deepinfra.api.responses.tools import (
 )
 from deepinfra.api.responses.writer import ResponseWriter
 from deepinfra.api.wire import MAX_TOP_LOGPROBS, Options, SamplingFields, openai_error, parse_fields
-from deepinfra.core.conversation import Conversation, JsonValue
+from deepinfra.core.conversation import Conversation, JsonValue, Message
 from deepinfra.core.kv import Retention
 from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import SamplingParams
@@ -49,6 +49,16 @@ Include = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
+
+
+_PARAMS = {
+    "constraint": "text.format",
+    "effort": "reasoning.effort",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "prompt": "input",
+    "response_format": "text.format",
+}
 
 
 class ReasoningIn(Options):
@@ -201,8 +211,9 @@ class Responses:
             seal=fields.wants("reasoning.encrypted_content"),
             keep=None if fields.store is False else asked.keep,
         )
+        turns = turns_of(fields.instructions, [item for _, item in before.context()] if before else [], items)
         request = GenerateRequest(
-            input=_conversation(fields, asked, received.now),
+            input=_conversation(fields, [turn.message for turn in turns], received.now),
             sampling=fields.drawn,
             seed=fields.seed,
             max_tokens=fields.max_output_tokens,
@@ -216,13 +227,7 @@ class Responses:
             requests=(request,),
             writer=writer,
             id_prefix="resp_",
-            param_names={
-                "constraint": "text.format",
-                "effort": "reasoning.effort",
-                "max_tokens": "max_output_tokens",
-                "messages": "input",
-                "prompt": "input",
-            },
+            param_names={**_PARAMS, **{f"messages[{at}]": turn.path for at, turn in enumerate(turns)}},
         )
 
     def error(self, error: WireError, request_id: str) -> tuple[int, Json]:
@@ -263,9 +268,7 @@ class _Asked:
         self._store.put(self._tenant, response_id, body, turn)
 
 
-def _conversation(fields: ResponsesRequest, asked: _Asked, now: str) -> Conversation:
-    before = [item for _, item in asked.before.context()] if asked.before else []
-    messages = messages_of(fields.instructions, before, asked.items)
+def _conversation(fields: ResponsesRequest, messages: Sequence[Message], now: str) -> Conversation:
     if not messages:
         raise RequestError("'input' has no items", "input")
     constraint = constraint_of(fields.text or Text())

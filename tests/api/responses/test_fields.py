@@ -175,6 +175,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [OUTPUT]}, "input.0.call_id"),
     ({"input": [CALL, OUTPUT, OUTPUT]}, "input.2.call_id"),
     ({"input": [{"role": "user", "content": "x"}, CALL]}, "input.1"),
+    ({"input": [CALL, CALL, OUTPUT]}, "input.1.call_id"),
     ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}]}, "input.0.encrypted_content"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 5.0}, "max_output_tokens"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deepinfra.api.errors import wire_error_of
 from deepinfra.api.protocol import Call, Extension, Frame, Head
 from deepinfra.api.responses.items import sealed
 from deepinfra.api.responses.store import ResponseStore
@@ -15,7 +16,7 @@ from deepinfra.core.conversation import Constraint, Conversation, Message, TextP
 from deepinfra.core.events import Event, Finished, ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolEnd, ToolStart
 from deepinfra.core.kv import Retention
 from deepinfra.core.request import CachedTokens, GenerateRequest, Usage
-from deepinfra.errors import NotStoredError, RequestError
+from deepinfra.errors import NotStoredError, RequestError, UnsupportedFieldError
 
 Parse = Callable[..., Call]
 Talk = Callable[..., Conversation]
@@ -76,8 +77,24 @@ def test_turns_of_the_model_end_where_a_new_one_begins(talk: Talk) -> None:
     one, two = {"role": "assistant", "content": "1"}, {"role": "assistant", "content": "2"}
     assert shape(talk(input=[one, two])) == [("assistant", "1"), ("assistant", "2")]
     assert shape(talk(input=[one, reasoning, two])) == [("assistant", "1"), ("assistant", "2")]
-    assert shape(talk(input=[one, call, two, output])) == [("assistant", "1"), ("assistant", "2"), ("tool", "r")]
+    assert shape(talk(input=[one, call, output, two])) == [("assistant", "1"), ("tool", "r"), ("assistant", "2")]
     assert shape(talk(input=[reasoning, one, call, output, two]))[0] == ("assistant", "1")
+
+
+def test_outputs_stand_behind_the_turn_that_called(talk: Talk) -> None:
+    def call(name: str) -> dict[str, Any]:
+        return {"type": "function_call", "call_id": name, "name": "f", "arguments": "{}"}
+
+    def output(name: str) -> dict[str, Any]:
+        return {"type": "function_call_output", "call_id": name, "output": name}
+
+    text, user = {"role": "assistant", "content": "A"}, {"role": "user", "content": "U"}
+    reasoning = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "R"}]}
+    asked = talk(input=[call("1"), text, user, output("1")])
+    assert shape(asked) == [("assistant", "A"), ("tool", "1"), ("user", "U")]
+    asked = talk(input=[call("1"), reasoning, call("2"), user, output("2"), output("1")])
+    assert shape(asked) == [("assistant", ""), ("tool", "1"), ("assistant", ""), ("tool", "2"), ("user", "U")]
+    assert shape(talk(input=[call("1"), output("1"), call("1"), output("1")]))[1::2] == [("tool", "1")] * 2
 
 
 def test_refusals_are_text_and_empty_turns_are_kept(talk: Talk) -> None:
@@ -263,3 +280,18 @@ def test_what_is_stored_counts_against_the_limit(parse: Parse, store: ResponseSt
     assert 8000 < store.nbytes < 20000
     store.delete("public", "resp_1")
     assert store.nbytes == 0
+
+
+def test_what_a_recipe_finds_in_a_message_is_told_of_its_item(parse: Parse) -> None:
+    answer(parse(input="one"), [TextDelta(choice=0, text="A")])
+    call = parse(input=[{"role": "user", "content": "two"}], instructions="I", previous_response_id="resp_1")
+    for found, told in (
+        ("messages[3].content", "input.0.content"),
+        ("messages[0].content", "instructions.content"),
+        ("messages", "input"),
+        ("tools[1].name", "tools.1.name"),
+        ("response_format", "text.format"),
+    ):
+        error = wire_error_of(UnsupportedFieldError(found), call.param_names)
+        assert error.param == told
+        assert repr(told) in error.message

@@ -24,6 +24,9 @@ from deepinfra.testing.tiny import TinyRecipe
 EOS = next(iter(TinyRecipe().tokenizer.eos_ids))
 
 
+IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}]}
+
+
 def client_of(served: Served, key: str = "none") -> OpenAI:
     return OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0, timeout=30)
 
@@ -213,6 +216,12 @@ def test_logprobs_belong_to_the_text(client: OpenAI) -> None:
             "input.0.content.1.type",
         ),
         ({"max_output_tokens": 10**6}, openai.BadRequestError, "context_length_exceeded", "input"),
+        (
+            {"input": [{"role": "user", "content": "a"}, IMAGE]},
+            openai.BadRequestError,
+            "unsupported_parameter",
+            "content",
+        ),
         ({"model": "gpt-9"}, openai.NotFoundError, "model_not_found", "model"),
         (
             {"previous_response_id": "resp_x"},

@@ -12,7 +12,7 @@ from openai.types.responses.response_stream_event import ResponseStreamEvent
 
 from deepinfra.api.errors import wire_error
 from deepinfra.api.protocol import Extension, Frame, Head
-from deepinfra.api.responses.items import Reasoning, messages_of, output_items, sealed
+from deepinfra.api.responses.items import Reasoning, output_items, sealed, turns_of
 from deepinfra.api.responses.request import ResponsesRequest
 from deepinfra.api.responses.writer import ResponseWriter
 from deepinfra.core.events import (
@@ -196,9 +196,9 @@ def test_an_answer_can_be_sent_back_as_the_client_holds_it(events: list[Event]) 
     items = [item.model_dump(mode="json") for item in Response.model_validate(final).output]
     for each in (final["output"], items):  # type: ignore[index,call-overload]
         read = output_items(each)
-        turns = messages_of(None, [], [item for item in read if item.type != "function_call"])
+        turns = turns_of(None, [], [item for item in read if item.type != "function_call"])
         told = "".join(event.text for event in events if isinstance(event, TextDelta))
-        assert "".join(turn.text for turn in turns) == told
+        assert "".join(turn.message.text for turn in turns) == told
 
 
 # -- single facts ---------------------------------------------------------------------------------
