@@ -11,6 +11,7 @@ from deepinfra.interfaces import Executor, ExpertPlacer, KVStore, Recipe, Schedu
 from deepinfra.kvstores.options import MemoryStoreOptions, SsdStoreOptions
 from deepinfra.placers.options import EplbOptions, StaticPlacerOptions
 from deepinfra.recipes.deepseek.options import DeepSeekOptions
+from deepinfra.recipes.harmony.options import HarmonyOptions
 from deepinfra.recipes.options import ChatTemplateOptions
 from deepinfra.registry import Registry, hookimpl
 from deepinfra.schedulers.options import BucketedOptions, FcfsOptions
@@ -24,6 +25,7 @@ def deepinfra_register(registry: Registry) -> None:
     """Register every built-in part."""
     registry.recipe("chat-template", _chat_template, options=ChatTemplateOptions)
     registry.recipe("deepseek", _deepseek, options=DeepSeekOptions)
+    registry.recipe("harmony", _harmony, options=HarmonyOptions)
     registry.scheduler("fcfs", _fcfs, options=FcfsOptions)
     registry.scheduler("bucketed", _bucketed, options=BucketedOptions)
     registry.kvstore("memory", _memory, options=MemoryStoreOptions)
@@ -45,6 +47,12 @@ def _deepseek(options: DeepSeekOptions) -> Recipe:
     from deepinfra.recipes import DeepSeek
 
     return DeepSeek(**dict(options))
+
+
+def _harmony(options: HarmonyOptions) -> Recipe:
+    from deepinfra.recipes import Harmony
+
+    return Harmony(**dict(options))
 
 
 def _fcfs(options: FcfsOptions) -> Scheduler:

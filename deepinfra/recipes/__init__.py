@@ -9,13 +9,15 @@ from deepinfra.lazy import lazily
 if TYPE_CHECKING:
     from deepinfra.recipes.chat_template.recipe import ChatTemplate
     from deepinfra.recipes.deepseek.recipe import DeepSeek
+    from deepinfra.recipes.harmony.recipe import Harmony
 
-__all__ = ("ChatTemplate", "DeepSeek")
+__all__ = ("ChatTemplate", "DeepSeek", "Harmony")
 
 __getattr__ = lazily(
     __name__,
     {
         "ChatTemplate": "deepinfra.recipes.chat_template.recipe",
         "DeepSeek": "deepinfra.recipes.deepseek.recipe",
+        "Harmony": "deepinfra.recipes.harmony.recipe",
     },
 )

@@ -55,6 +55,7 @@ class Edge:
         first: Counts only while nothing but white space was written (an answer about `<think>` is no reasoning).
         keep: The marker is left to the next state.
         ends: The call under way is complete.
+        quiet: It, and what led to it, is the format's own: where no call follows it is not told as text.
     """
 
     marker: str
@@ -63,6 +64,7 @@ class Edge:
     first: bool = False
     keep: bool = False
     ends: bool = False
+    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class State:
         typed: Of a `value`: a string as it stands, JSON (what is none becomes a string), or what the tool's schema
             says.
         declared: Of an `envelope`: it is a call only if its first key and its name say so; else it is text.
+        quiet: Of a `header`: one that the answer's end cuts is not told as text.
     """
 
     channel: Channel
@@ -89,6 +92,7 @@ class State:
     after: str = ""
     typed: Literal["string", "json", "schema"] = "string"
     declared: bool = False
+    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)

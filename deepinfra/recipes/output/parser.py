@@ -91,7 +91,7 @@ class GrammarParser:
             assert call is not None
             if call.arguments_ended() and (reason in ("stop", "tool_calls") or not call.arguments_empty):
                 self._end_call()
-        elif self._state.channel not in SPOKEN and self._calls == self._before:
+        elif self._state.channel not in SPOKEN and self._calls == self._before and not self._state.quiet:
             self._break()
         if self._state.channel in SPOKEN:
             self._emit(len(self._held))
@@ -136,7 +136,9 @@ class GrammarParser:
         spoken, next_spoken = self._state.channel in SPOKEN, self._grammar.states[edge.to].channel in SPOKEN
         if spoken and not next_spoken:
             self._home, self._before = self._name, self._calls
-        self._drop(at + (0 if edge.keep else size), aside=not (spoken and next_spoken))
+        self._drop(at + (0 if edge.keep else size), aside=not edge.quiet and not (spoken and next_spoken))
+        if edge.quiet:
+            self._forget_aside()
         if edge.ends and self._call is not None:
             self._end_call()
         self._enter(edge.to, led=True)
