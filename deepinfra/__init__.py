@@ -11,7 +11,7 @@ from deepinfra.lazy import lazily
 
 if TYPE_CHECKING:
     from deepinfra.api.app import asgi
-    from deepinfra.config import from_toml
+    from deepinfra.config import from_toml, read_keys
     from deepinfra.core.conversation import Conversation, Message, TextPart
     from deepinfra.core.identity import ApiKey
     from deepinfra.core.request import GenerateRequest, TextInput
@@ -31,6 +31,7 @@ __all__ = (
     "__version__",
     "asgi",
     "from_toml",
+    "read_keys",
 )
 
 __version__ = "0.1.0"
@@ -49,5 +50,6 @@ __getattr__ = lazily(
         "TextPart": "deepinfra.core.conversation",
         "asgi": "deepinfra.api.app",
         "from_toml": "deepinfra.config",
+        "read_keys": "deepinfra.config.keys",
     },
 )

@@ -15,18 +15,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from deepinfra.api.chat.request import CHAT
-from deepinfra.api.completions.request import COMPLETIONS
+from deepinfra.api.chat.request import CHAT, ChatProtocol
+from deepinfra.api.completions.request import CompletionProtocol
 from deepinfra.api.endpoint import Door, Endpoint, Query
 from deepinfra.api.errors import WireError, wire_error, wire_error_of
 from deepinfra.api.gate import Gate, KeyRing
-from deepinfra.api.messages.request import MESSAGES
+from deepinfra.api.messages.count import TokenCount
+from deepinfra.api.messages.request import MESSAGES, ParamNames
 from deepinfra.api.middleware import RequestLog, record_of
 from deepinfra.api.probes import probe_routes
 from deepinfra.api.protocol import WireProtocol
 from deepinfra.api.responses.queries import ResponseQueries
 from deepinfra.api.responses.request import Responses
 from deepinfra.api.responses.store import ResponseStore
+from deepinfra.api.wire import Dialect
 from deepinfra.core.identity import ApiKey
 from deepinfra.engine import Engine
 from deepinfra.interfaces.given import Clock, Offload, SystemClock, ThreadOffload
@@ -61,6 +63,7 @@ def asgi(
     keepalive_s: float = 10.0,
     keys: Sequence[ApiKey] | None = None,
     cors_origins: Sequence[str] = (),
+    dialect: Dialect = "openai",
     max_stored: int = 10_000,
     max_stored_nbytes: int = 256 * 1024 * 1024,
     stored_ttl_s: float = 24 * 3600.0,
@@ -82,6 +85,7 @@ def asgi(
             `/metrics`, applications mounted into this one included.
         cors_origins: Web origins whose pages may read answers (`https://chat.example.com`); without any, no CORS
             header is sent and browsers let no page read them.
+        dialect: Whose habits chat and completions follow where OpenAI's and DeepSeek's differ; see `Dialect`.
         max_stored: Most answers of `/v1/responses` kept for later requests, in memory; the least recently used goes.
         max_stored_nbytes: Most bytes of them.
         stored_ttl_s: How long after its last use one is kept, in seconds.
@@ -110,11 +114,12 @@ def asgi(
     store = ResponseStore(clock, max_responses=max_stored, max_nbytes=max_stored_nbytes, ttl_s=stored_ttl_s)
     app = App(
         routes=[
-            endpoint("/v1/chat/completions", CHAT),
-            endpoint("/v1/completions", COMPLETIONS),
+            endpoint("/v1/chat/completions", ChatProtocol(dialect)),
+            endpoint("/v1/completions", CompletionProtocol(dialect)),
             endpoint("/v1/responses", Responses(store, clock)),
             *_response_routes(store, clock, door),
             endpoint("/v1/messages", MESSAGES),
+            _count_route(engines, door),
             *probe_routes(engines, int(clock.wall())),
         ],
         middleware=_middleware(clock, keys, cors_origins),
@@ -133,6 +138,11 @@ def _response_routes(store: ResponseStore, clock: Clock, door: Door) -> list[Rou
         Route(one, Query(protocol, queries.delete, door), methods=["DELETE"]),
         Route(f"{one}/input_items", Query(protocol, queries.input_items, door), methods=["GET"]),
     ]
+
+
+def _count_route(engines: Mapping[str, Engine], door: Door) -> Route:
+    count = Query(MESSAGES, TokenCount(engines, door.offload), door, ParamNames())
+    return Route("/v1/messages/count_tokens", count, methods=["POST"])
 
 
 def _protocol_at(path: str) -> WireProtocol:

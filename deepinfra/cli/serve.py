@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
     from deepinfra.config import Blueprint
+    from deepinfra.core.identity import ApiKey
     from deepinfra.engine import Engine
     from deepinfra.hookspecs import ASGIApp, Observer
     from deepinfra.registry import Registry
@@ -46,10 +47,11 @@ def serve(
         bool, typer.Option("--log-requests", help="Write a line for each request to standard error; never its text.")
     ] = False,
 ) -> None:
-    """Serve a model with the API of OpenAI, until SIGTERM or Ctrl-C.
+    """Serve a model with the APIs of OpenAI and Anthropic, until SIGTERM or Ctrl-C.
 
     The first signal stops new requests, lets running ones finish, and saves their KV; a second one stops at once.
     """
+    from deepinfra.config import keys_of
     from deepinfra.registry import load_plugins
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -59,22 +61,29 @@ def serve(
     blueprint = blueprint_for(config, {"model": model, "host": host, "port": port}, registry=registry)
     if no_store:
         blueprint = blueprint.without_stores()
-    _warn_if_open(blueprint.settings.host)
+    keys = keys_of(blueprint.settings)
+    if keys is None:
+        _warn_if_open(blueprint.settings.host)
     with _listener(blueprint.settings.host, blueprint.settings.port) as listener:
         fetch_models(blueprint)
         engine = blueprint.build()
         _print_plan(blueprint, engine)
         # uvicorn runs on asyncio only.
         uvloop = importlib.util.find_spec("uvloop") is not None
-        anyio.run(_serve, blueprint, engine, registry, listener, backend_options={"use_uvloop": uvloop})
+        anyio.run(_serve, blueprint, engine, keys, registry, listener, backend_options={"use_uvloop": uvloop})
 
 
-async def _serve(blueprint: Blueprint, engine: Engine, registry: Registry, listener: socket.socket) -> None:
+async def _serve(
+    blueprint: Blueprint,
+    engine: Engine,
+    keys: Sequence[ApiKey] | None,
+    registry: Registry,
+    listener: socket.socket,
+) -> None:
     from deepinfra.api.app import asgi
 
     settings = blueprint.settings
-    limits = settings.api
-    app = asgi(engine, max_body_nbytes=limits.max_body_nbytes, max_n=limits.max_n, keepalive_s=limits.keepalive_s)
+    app = asgi(engine, keys=keys, **settings.api.model_dump(exclude={"keys_file"}))
     for path, mounted in registry.routes(engine).items():
         app.mount(path, mounted)
     listening = anyio.Event()
@@ -85,7 +94,7 @@ async def _serve(blueprint: Blueprint, engine: Engine, registry: Registry, liste
             serving.start_soon(partial(server.serve, sockets=[listener]))
             await listening.wait()
             watching.start_soon(_observe, observers, engine)
-            _announce(blueprint, listener)
+            _announce(blueprint, keys, listener)
             await _first_signal(settings.drain_deadline_s)
             if not await engine.drain(settings.drain_deadline_s):
                 _say("not every request was finished in time; the rest ends with an error", err=True)
@@ -136,13 +145,16 @@ def _say(text: str, *, err: bool = False) -> None:
         typer.echo(text, err=err)
 
 
-def _announce(blueprint: Blueprint, listener: socket.socket) -> None:
+def _announce(blueprint: Blueprint, keys: Sequence[ApiKey] | None, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = json.dumps({"model": blueprint.name, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]})
     quoted = body.replace("'", "'\\''")
     typer.echo(f"Serving {blueprint.name} on {url}. Try:\n")
-    typer.echo(f"  curl -sN {url}/v1/chat/completions -H 'content-type: application/json' -d '{quoted}'\n")
+    key = ' -H "authorization: Bearer $KEY"' if keys else ""
+    typer.echo(f"  curl -sN {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{quoted}'\n")
+    if keys:
+        typer.echo(f"Whoever asks needs an API key, one of {len(keys)}, as KEY.\n")
 
 
 async def _observe(observers: Sequence[Observer], engine: Engine) -> None:
@@ -169,7 +181,7 @@ def _warn_if_open(host: str) -> None:
         pass
     typer.secho(
         f"WARNING: {host} can be reached from other machines and this server has no API keys: "
-        "whoever can connect can use it. Put a proxy that authenticates in front, or listen on 127.0.0.1.",
+        "whoever can connect can use it. Set api.keys_file or DEEPINFRA_API_KEYS, or listen on 127.0.0.1.",
         err=True,
         fg="red",
         bold=True,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 __all__ = ("ApiSettings", "ExecutorChoice", "PartChoice", "PoolSettings", "ServerSettings", "SplitPoolSettings")
 
@@ -45,14 +45,31 @@ class SplitPoolSettings(PoolSettings):
     store: PartChoice = Field(default=PartChoice(use="none"), description="keeps KV by prefix")
 
 
+Origin = Annotated[str, Field(pattern=r"^https?://[^/\s*]+$")]
+
+
 class ApiSettings(BaseModel):
-    """Limits of the HTTP side."""
+    """The HTTP side: limits, callers, and what is kept for them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_body_nbytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body")
     max_n: int = Field(default=64, ge=1, description="most answers of one request")
     keepalive_s: float = Field(default=10.0, gt=0, description="silence before a stream is kept alive by a comment")
+    keys_file: str | None = Field(
+        default=None, min_length=1, description="TOML file of API keys, tables `[[key]]`"
+    )
+    cors_origins: tuple[Origin, ...] = Field(
+        default=(), description="web origins whose pages may read answers, such as `https://chat.example.com`"
+    )
+    dialect: Literal["openai", "deepseek"] = Field(
+        default="openai",
+        description="whose habits chat and completions follow: `deepseek` refuses a wrong parameter with 422, and ends "
+        "a call that was asked for by name with `tool_calls`",
+    )
+    max_stored: int = Field(default=10_000, ge=0, description="most answers of /v1/responses kept for later requests")
+    max_stored_nbytes: int = Field(default=256 * 2**20, ge=0, description="most bytes of them")
+    stored_ttl_s: float = Field(default=24 * 3600.0, gt=0, description="how long after its last use one is kept")
 
 
 class ServerSettings(BaseModel):
@@ -66,7 +83,12 @@ class ServerSettings(BaseModel):
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     client_timeout_s: float = Field(default=300.0, gt=0, description="a client that reads nothing for so long is gone")
     drain_deadline_s: float = Field(default=30.0, ge=0, description="how long streams may finish after SIGTERM")
-    api: ApiSettings = Field(default=ApiSettings(), description="limits of the HTTP side")
+    api_keys: SecretStr | None = Field(
+        default=None,
+        description="keys of which callers must send one, as `KEY` or `TENANT:KEY` separated by commas; best from the "
+        "environment, or see `api.keys_file`",
+    )
+    api: ApiSettings = Field(default=ApiSettings(), description="the HTTP side")
     recipe: PartChoice = Field(default=PartChoice(use="chat-template"), description="request to tokens and back")
     pool: PoolSettings = Field(default=PoolSettings(), description="the parts of the one pool that does everything")
     prefill: tuple[SplitPoolSettings, ...] = Field(default=(), description="pools for prompts, instead of `pool`")

@@ -179,6 +179,23 @@ def test_listening_for_other_machines_is_warned_about(home: Home) -> None:
         assert "WARNING: 0.0.0.0 can be reached from other machines and this server has no API keys" in served.head
 
 
+def test_with_keys_nobody_without_one_is_served_and_the_curl_it_prints_has_one(home: Home) -> None:
+    key = "sk-0123456789abcdef"
+    with home.serving("--host", "0.0.0.0", "--log-requests", DEEPINFRA_API_KEYS=f"team:{key}") as served:
+        assert "WARNING" not in served.head
+        assert ask(served).status_code == 401
+        assert httpx2.get(f"{served.url}/hello/", timeout=30).status_code == 401
+        assert httpx2.get(f"{served.url}/health", timeout=30).status_code == 200
+        command = re.search(r"curl .*", served.head)[0]  # type: ignore[index]
+        answer = subprocess.run(
+            command, shell=True, env={**os.environ, "KEY": key}, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert answer.stdout.rstrip().endswith("data: [DONE]")
+        _, said = served.stop()
+    assert "key=team-1" in said
+    assert key not in said + served.head
+
+
 def test_requests_are_logged_on_demand_without_their_text(home: Home) -> None:
     with home.serving("--log-requests") as served:
         ask(served)
