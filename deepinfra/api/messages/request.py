@@ -22,7 +22,7 @@ from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.errors import RequestError
 
-__all__ = ("MESSAGES", "MessagesProtocol", "MessagesRequest")
+__all__ = ("MESSAGES", "MessagesProtocol", "MessagesRequest", "ParamNames")
 
 MIN_BUDGET = 1024
 """Anthropic's lower bound of `budget_tokens`."""
@@ -153,13 +153,12 @@ class MessagesRequest(RequestFields):
         )
 
 
-class _Names(Mapping[str, str]):
+class ParamNames(Mapping[str, str]):
     """The engine's field names in this protocol's words; messages are not numbered here as the client numbered them."""
 
     _WORDS: ClassVar[Mapping[str, str]] = {
         "constraint": "output_config.format",
         "response_format": "output_config.format",
-        "effort": "output_config.effort",
         "input": "messages",
         "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
         "prompt": "messages",
@@ -167,13 +166,14 @@ class _Names(Mapping[str, str]):
     }
     _MESSAGE = re.compile(r"messages\[(\d+)\]")
 
-    def __init__(self, paths: tuple[str, ...], effort: str) -> None:
+    def __init__(self, paths: tuple[str, ...] = (), effort: str = "thinking") -> None:
         self._paths, self._words = paths, {**self._WORDS, "effort": effort, "reasoning_effort": effort}
 
     def __getitem__(self, name: str) -> str:
         match = self._MESSAGE.match(name)
         if match and int(match[1]) < len(self._paths):
-            return self._paths[int(match[1])] + name[match.end() :]
+            path = self._paths[int(match[1])]
+            return path if path == "system" else path + name[match.end() :]
         return self._words[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -216,7 +216,7 @@ class MessagesProtocol:
                 shows_thinking=getattr(fields.thinking, "display", None) != "omitted", hour=fields.marks_an_hour
             ),
             id_prefix="msg_",
-            param_names=_Names(turns.paths, "output_config.effort" if said else "thinking"),
+            param_names=ParamNames(turns.paths, "output_config.effort" if said else "thinking"),
         )
 
     def error(self, error: WireError, request_id: str) -> tuple[int, Json]:

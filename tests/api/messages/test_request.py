@@ -370,7 +370,7 @@ def test_errors_name_messages_as_the_client_numbered_them() -> None:
         )
     )
     names = call.param_names
-    assert names.get("messages[0].content") == "system.content"
+    assert names.get("messages[0].content") == "system"
     assert names.get("messages[1].content") == "messages.0.content"
     assert names.get("messages[2].tool_calls") == "messages.2.tool_calls"
     assert names.get("messages[3].content") == "messages.3.content.0.content"

@@ -1,0 +1,120 @@
+"""A served model that says what it is told to, and random requests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from anthropic import Anthropic
+
+from deepinfra.engine import Engine, Pool
+from deepinfra.recipes.deepseek.recipe import DeepSeek
+from deepinfra.schedulers.fcfs import Fcfs
+from deepinfra.testing.deepseek import DeepSeekTextModel
+from deepinfra.testing.replay import ReplayExecutor
+from deepinfra.testing.served import Served
+
+EOS = 1
+
+
+class Script(Mapping[tuple[int, ...], tuple[int, ...]]):
+    """Answers in the order they are asked for, whatever the prompt."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, ...]] = []
+
+    def __getitem__(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        return self.answers.pop(0)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+
+class Model:
+    """DeepSeek V4's recipe over recorded answers, served."""
+
+    def __init__(self, client: Anthropic, executor: ReplayExecutor, script: Script, tokenizer: Any) -> None:
+        self.client = client
+        self._executor, self._script, self._tokenizer = executor, script, tokenizer
+
+    def says(self, *texts: str) -> tuple[int, ...]:
+        """What it will answer, markers as the control tokens they are; the first answer's ids."""
+        self._executor.prompts.clear()
+        self._script.answers[:] = [tuple(self._tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+        return self._script.answers[0]
+
+    @property
+    def prompts(self) -> list[tuple[int, ...]]:
+        """What it was asked since then."""
+        return self._executor.prompts
+
+
+@pytest.fixture(scope="session")
+def model() -> Iterator[Model]:
+    files, script = DeepSeekTextModel(), Script()
+    tokenizer = files.tokenizer()
+    executor = ReplayExecutor(script, eos=EOS, vocab_size=tokenizer.get_vocab_size())
+    with Served(Engine(DeepSeek(files), Pool(Fcfs(), executor), name="deepseek")) as served:
+        with Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=30) as client:
+            yield Model(client, executor, script, tokenizer)
+
+
+_WORDS = ("Hello", "a <｜User｜> b", "日本語 🙂", "line\n\nline", "</think>", " spaced ", '"quoted"', "x")
+
+
+def _request(rng: random.Random, model: str) -> dict[str, Any]:
+    """A request within what the reference does right; see fact 1.9 for the rest."""
+
+    def words() -> Any:
+        return rng.choice(_WORDS) if rng.random() < 0.5 else [text() for _ in range(rng.randint(1, 3))]
+
+    def text() -> dict[str, Any]:
+        return {"type": "text", "text": rng.choice(_WORDS)}
+
+    messages: list[dict[str, Any]] = [{"role": "user", "content": words()}]
+    for turn in range(rng.randint(0, 3)):
+        said = [text() for _ in range(rng.randint(0, 2))]
+        if rng.random() < 0.5:
+            said.insert(0, {"type": "thinking", "thinking": rng.choice(_WORDS), "signature": "s"})
+        calls = [
+            {
+                "type": "tool_use",
+                "id": f"t{turn}{n}",
+                "name": "f",
+                "input": {rng.choice(["city", "日"]): rng.choice([1, "é", [None]])},
+            }
+            for n in range(rng.randint(0, 2))
+        ]
+        if not calls and not any(block["type"] == "text" for block in said):
+            said.append(text())
+        messages.append({"role": "assistant", "content": said + calls})
+        results = [{"type": "tool_result", "tool_use_id": call["id"], "content": words()} for call in calls]
+        rng.shuffle(results)
+        more = [text() for _ in range(rng.randint(0 if results else 1, 2))]
+        messages.append({"role": "user", "content": results + more})
+        if rng.random() < 0.2:
+            messages.append({"role": "user", "content": words()})
+    made: dict[str, Any] = {"model": model, "max_tokens": 4000, "messages": messages}
+    if rng.random() < 0.5:
+        made["system"] = words()
+    if rng.random() < 0.5:
+        schema = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "integer"}}}
+        made["tools"] = [{"name": "f", "description": rng.choice(_WORDS), "input_schema": schema}]
+    if rng.random() < 0.7:
+        made["thinking"] = rng.choice(
+            [{"type": "disabled"}, {"type": "adaptive"}, {"type": "enabled", "budget_tokens": 1024}]
+        )
+    if rng.random() < 0.5:
+        made["output_config"] = {"effort": rng.choice(["low", "medium", "high", "xhigh", "max"])}
+    return made
+
+
+@pytest.fixture
+def random_request() -> Callable[[int, str], dict[str, Any]]:
+    """`random_request(seed, model)`: a body that DeepSeek's own library takes and understands right."""
+    return lambda seed, model: _request(random.Random(seed), model)
