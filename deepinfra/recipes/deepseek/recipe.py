@@ -28,6 +28,29 @@ __all__ = ("DeepSeek",)
 _RULES = "deepseek-1"
 """Goes into `version`: raise it when the same conversation gets other ids."""
 
+_FENCES = (
+    "<tool_result>…</tool_result> around what a tool returned",
+    'name="…" string="…" of a call\'s arguments',
+)
+_QUIRKS = (
+    "reasoning of earlier turns is shown only while tools are offered; without them an answer is computed again",
+    "results of tools stand in the order of their calls, whatever order they came in",
+    "a participant's name is not shown",
+)
+_OF_VERSION: dict[Version, tuple[str, ...]] = {
+    "v4": (
+        "a later system message moves to the beginning, so that the whole prompt is computed again",
+        "a developer's message is a user's",
+        "an image is only mentioned: [Unsupported Image]",
+    ),
+    "v4.1": (),
+}
+_FALLBACKS = (
+    "a failed tool's result begins with 'Error: '",
+    "arguments of an earlier call that are no JSON object are shown as one argument named 'arguments'",
+    "a call demanded while the model reasons is forced by a constraint after the reasoning; else its block is opened",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
@@ -135,6 +158,11 @@ class DeepSeek(Recipe):
         return RecipeReport(
             recipe=type(self).__name__,
             control=tuple(sorted(control.items(), key=lambda item: item[1])),
+            fences=_FENCES,
+            quirks=(*_QUIRKS, *_OF_VERSION[self._format]),
+            fallbacks=_FALLBACKS,
+            reasoning=(THINK, THINK_END),
+            tools="dsml",
         )
 
     def _load(self) -> _Loaded:

