@@ -46,8 +46,10 @@ class Door:
     clock: Clock
     offload: Offload
 
-    async def read(self, scope: Scope, receive: Receive, parse: Callable[[Json, Received], T]) -> T:
-        """A request's body, parsed; a large one off the loop.
+    async def read(
+        self, scope: Scope, receive: Receive, parse: Callable[[Json, Received], T], *, off_loop: bool = False
+    ) -> T:
+        """A request's body, parsed; a large one off the loop, or any.
 
         Raises:
             RequestError: It is too large, no JSON object, or `parse` refuses it.
@@ -59,7 +61,7 @@ class Door:
         def parsed(body: bytes) -> T:
             return parse(parse_object(body), received)
 
-        return parsed(body) if len(body) <= _OFFLOAD_NBYTES else await self.offload(parsed, body)
+        return await self.offload(parsed, body) if off_loop or len(body) > _OFFLOAD_NBYTES else parsed(body)
 
     def received(self, scope: Scope) -> Received:
         """What is known about a request without its body."""
@@ -116,10 +118,14 @@ class Endpoint:
 
     Parse, then ask the engine inside `async with`, then answer: the client gone at any point means that the engine's
     context is left, whatever middleware stands between.
+
+    `off_loop` is for a protocol that may take long to parse a small body.
     """
 
-    def __init__(self, protocol: WireProtocol, engines: Mapping[str, Engine], door: Door) -> None:
-        self._protocol, self._engines, self._door = protocol, engines, door
+    def __init__(
+        self, protocol: WireProtocol, engines: Mapping[str, Engine], door: Door, *, off_loop: bool = False
+    ) -> None:
+        self._protocol, self._engines, self._door, self._off_loop = protocol, engines, door, off_loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -128,7 +134,7 @@ class Endpoint:
         out = EventStream(send, self._door.keepalive_s)
         call: Call | None = None
         try:
-            call = await self._door.read(scope, receive, self._call)
+            call = await self._door.read(scope, receive, self._call, off_loop=self._off_loop)
             exchange = Exchange(call, self._engine(call, record), record, out, self._door.clock.wall())
             rest = await unless_gone(receive, exchange.run)
             if call.stream:
