@@ -24,11 +24,15 @@ from pydantic.fields import FieldInfo
 import deepinfra.interfaces
 from deepinfra import Engine, Pool, asgi, errors, hookspecs
 from deepinfra.api import metrics
-from deepinfra.api.chat.messages import AssistantMessage, PlainMessage, ToolMessage
+from deepinfra.api.chat.messages import AssistantMessage, PlainMessage, ToolMessage, UserMessage
 from deepinfra.api.chat.request import ChatRequest
 from deepinfra.api.completions.request import DEFAULT_MAX_TOKENS, CompletionRequest
 from deepinfra.api.errors import STATUS
+from deepinfra.api.messages.request import MessagesRequest
+from deepinfra.api.responses.request import ResponsesRequest
+from deepinfra.api.wire import RequestFields
 from deepinfra.cli import app
+from deepinfra.config.keys import KeyEntry
 from deepinfra.config.settings import PartChoice, ServerSettings
 from deepinfra.config.sources import ENV_PREFIX
 from deepinfra.executors.toy import ToyExecutor
@@ -73,13 +77,43 @@ MEANINGS = {
     "logprobs": "Return the logarithm of each chosen token's probability.",
     "top_logprobs": "And that of so many alternatives.",
     "ignore_eos": "Go on past the model's own end; for benchmarks.",
-    "tools": "Functions that the model may call; the model's own template must know tools.",
+    "tools": "Functions that the model may call.",
     "tool_choice": "Whether it must, may or must not call one.",
     "parallel_tool_calls": "Whether it may call several at once.",
-    "response_format": "`text`; anything else is refused by the engine today.",
+    "response_format": "What the answer must match: `text`, `json_object` or `json_schema`.",
+    "stop_token_ids": "Tokens that end an answer besides the model's own.",
+    "priority": "Lower ones run sooner, as in vLLM; who waits long enough overtakes everybody.",
+    "structured_outputs": "One of `json`, `json_object`, `regex`, `choice`, `grammar` (Lark), as in vLLM.",
+    "chat_template_kwargs": "Further names for the model's chat template; one that it does not read is refused.",
+    "input": "A text, or items: messages, calls and their outputs, reasoning.",
+    "instructions": "A system message before the input, for this request alone.",
+    "previous_response_id": "Go on after a stored response of the same tenant.",
+    "max_output_tokens": "Most tokens of an answer.",
+    "max_tool_calls": "Accepted: built-in tools, which it limits, are refused.",
+    "reasoning": "`effort`, told to the template; reasoning is returned whole, never summarised.",
+    "text": "`format`: what the answer must match.",
+    "include": "`message.output_text.logprobs` and `reasoning.encrypted_content` have an effect.",
+    "store": "Keep the response for later requests; by default it is.",
+    "metadata": "Given back with the response.",
+    "prompt_cache_key": "Given back; every prefix is cached.",
+    "prompt_cache_options": "`ttl` is the least time for which the prompt's KV is kept.",
+    "safety_identifier": "Given back.",
+    "user": "Given back.",
+    "system": "Text, or blocks of text, before the messages.",
+    "stop_sequences": "Strings that end an answer; not returned.",
+    "output_config": "`effort`, told to the template, and `format`: a JSON Schema.",
+    "cache_control": "`ttl` is the least time for which the prompt's KV is kept; every prefix is cached.",
+    "context_management": "Only what clears nothing.",
     "reasoning_effort": "Told to the template; refused by a model that has none.",
-    "thinking": "The same as DeepSeek spells it.",
+    "thinking": "Whether to reason at all, as DeepSeek and Anthropic spell it; stronger than an effort.",
     "prompt_cache_retention": "`24h` keeps the prompt's KV a day, `in_memory` keeps it out of stores.",
+}
+
+BODIES: Mapping[str, type[RequestFields]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
 }
 
 OTHER_CODES = {
@@ -278,7 +312,7 @@ def http_api() -> str:
         for route in application.routes
     ]
     sections = []
-    for path, model in (("/v1/chat/completions", ChatRequest), ("/v1/completions", CompletionRequest)):
+    for path, model in BODIES.items():
         honoured = [(code(name), accepts(info), MEANINGS[name]) for name, info in model.model_fields.items()]
         refused = [
             (code(name), " or ".join(code(json.dumps(value)) for value in neutral) or "nothing (`null` only)")
@@ -294,7 +328,7 @@ def http_api() -> str:
 ### Accepted and ignored by {path}
 
 They have no effect on the answer: bookkeeping of the caller, or hints for speed.
-{", ".join(code(name) for name in sorted(model.IGNORED))}.
+{", ".join(code(name) for name in sorted(model.IGNORED)) or "There are none"}.
 
 ### Refused by {path}
 
@@ -305,12 +339,30 @@ Every unknown field, and these unless they say what happens anyway:
     body = "\n\n".join(sections)
     return f"""# HTTP API
 
-OpenAI's protocols. A field that has an effect is honoured or refused with a 400 that names it; see
-[errors](errors.md). Bodies have at most `api.max_body_nbytes` bytes and 64 levels.
+Three protocols of OpenAI and one of Anthropic. A field that has an effect is honoured or refused with a 400 that
+names it; see [errors](errors.md). Bodies have at most `api.max_body_nbytes` bytes and 64 levels.
 
 {table(("path", "method"), paths)}
 
 `/health` answers 503 only if an engine cannot recover, `/ready` whenever requests should go elsewhere.
+
+## Keys
+
+A server with keys ([settings](settings.md): `api.keys_file`, `api_keys`) asks for one in `authorization: Bearer KEY` or
+`x-api-key: KEY`, for everything but `/health`, `/ready` and `/metrics`, plug-ins' routes included; without a known one
+the answer is 401. A file has a table for each key:
+
+| key of `[[key]]` | meaning |
+| --- | --- |
+{_keys()}
+
+Tenants share no cached prompt and no stored response. A key beyond its limits gets 429 with `retry-after`; a minute's
+worth of requests may come at once after a minute's rest. The access log has a key's name and never the key.
+
+## Where OpenAI and DeepSeek differ
+
+`api.dialect` decides for `/v1/chat/completions` and `/v1/completions`: with `deepseek` a wrong parameter is refused
+with 422 instead of 400, and a call that `tool_choice` asked for by name ends with `tool_calls` instead of `stop`.
 
 {body}
 
@@ -318,20 +370,25 @@ OpenAI's protocols. A field that has an effect is honoured or refused with a 400
 
 {_messages()}
 
-A part is `{{"type": "text", "text": "…"}}`; images, audio and files are refused.
+A part is `{{"type": "text", "text": "…"}}`; in a user's message also `image_url` with a `data:` URL, for models that
+take images: this server fetches nothing. Audio and files are refused. Every call is answered by a tool message behind it.
 
 ## Differences from OpenAI
 
 - `/v1/completions` generates {DEFAULT_MAX_TOKENS} tokens unless told otherwise, `/v1/chat/completions` as many as fit.
 - Answers carry one more object, `deepinfra`: `seed`, which reproduces the answer, and `cached_tokens` by tier.
 - `usage` also has `prompt_cache_hit_tokens` and `prompt_cache_miss_tokens`, as DeepSeek's does.
-- There are no API keys yet; a header `authorization` is not looked at.
+- Reasoning is `reasoning_content`, in answers and in messages given back, as DeepSeek's is.
 """
+
+
+def _keys() -> str:
+    return "\n".join(f"| {code(name)} | {info.description} |" for name, info in KeyEntry.model_fields.items())
 
 
 def _messages() -> str:
     rows = []
-    for model in (PlainMessage, AssistantMessage, ToolMessage):
+    for model in (PlainMessage, UserMessage, AssistantMessage, ToolMessage):
         roles = ", ".join(code(role) for role in typing.get_args(model.model_fields["role"].annotation))
         for name, info in model.model_fields.items():
             if name != "role":

@@ -14,7 +14,9 @@ from pydantic import BaseModel
 from deepinfra import Engine, Pool, asgi, errors
 from deepinfra.api.chat.request import ChatRequest
 from deepinfra.api.completions.request import CompletionRequest
-from deepinfra.api.wire import SamplingFields
+from deepinfra.api.messages.request import MessagesRequest
+from deepinfra.api.responses.request import ResponsesRequest
+from deepinfra.api.wire import RequestFields
 from deepinfra.bench.load import LoadReport
 from deepinfra.bench.offline import OfflineReport
 from deepinfra.cli import app
@@ -66,8 +68,16 @@ def test_every_setting_is_listed() -> None:
     assert [key for key in keys(ServerSettings, "") if key not in text] == []
 
 
-@pytest.mark.parametrize(("path", "model"), [("chat/completions", ChatRequest), ("completions", CompletionRequest)])
-def test_every_request_field_is_listed_as_what_it_is(path: str, model: type[SamplingFields]) -> None:
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [
+        ("chat/completions", ChatRequest),
+        ("completions", CompletionRequest),
+        ("responses", ResponsesRequest),
+        ("messages", MessagesRequest),
+    ],
+)
+def test_every_request_field_is_listed_as_what_it_is(path: str, model: type[RequestFields]) -> None:
     text = (REFERENCE / "http-api.md").read_text()
 
     def section(title: str) -> str:
