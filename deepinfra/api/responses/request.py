@@ -57,6 +57,7 @@ _PARAMS = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "prompt": "input",
+    "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
 
