@@ -108,15 +108,15 @@ def asgi(
                 await stack.enter_async_context(each)
             yield
 
-    def endpoint(path: str, protocol: WireProtocol) -> Route:
-        return Route(path, Endpoint(protocol, engines, door), methods=["POST"])
+    def endpoint(path: str, protocol: WireProtocol, *, off_loop: bool = False) -> Route:
+        return Route(path, Endpoint(protocol, engines, door, off_loop=off_loop), methods=["POST"])
 
     store = ResponseStore(clock, max_responses=max_stored, max_nbytes=max_stored_nbytes, ttl_s=stored_ttl_s)
     app = App(
         routes=[
             endpoint("/v1/chat/completions", ChatProtocol(dialect)),
             endpoint("/v1/completions", CompletionProtocol(dialect)),
-            endpoint("/v1/responses", Responses(store, clock)),
+            endpoint("/v1/responses", Responses(store, clock), off_loop=True),
             *_response_routes(store, clock, door),
             endpoint("/v1/messages", MESSAGES),
             _count_route(engines, door),
