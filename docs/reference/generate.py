@@ -371,7 +371,8 @@ with 422 instead of 400, and a call that `tool_choice` asked for by name ends wi
 {_messages()}
 
 A part is `{{"type": "text", "text": "…"}}`; in a user's message also `image_url` with a `data:` URL, for models that
-take images: this server fetches nothing. Audio and files are refused. Every call is answered by a tool message behind it.
+take images: this server fetches nothing. Audio and files are refused. Every call is answered by a tool message behind
+it.
 
 ## Differences from OpenAI
 
