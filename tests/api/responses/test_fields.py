@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
@@ -13,6 +14,7 @@ from openai.types.responses.response_includable import ResponseIncludable
 from openai.types.responses.response_reasoning_item_param import ResponseReasoningItemParam
 from openai.types.shared_params.reasoning import Reasoning as ReasoningParam
 
+from deepinfra.api import responses
 from deepinfra.api.protocol import Call
 from deepinfra.api.responses import items, request, tools
 from deepinfra.core.request import GenerateRequest
@@ -221,3 +223,8 @@ def test_a_value_is_never_quoted_back_in_full(asked: Asked) -> None:
         with pytest.raises(RequestError) as caught:
             asked(input="hi", **fields)
         assert "secret" * 20 not in str(caught.value)
+
+
+def test_the_documented_table_has_every_field() -> None:
+    told = responses.__doc__ or ""
+    assert [name for name in SDK if not re.search(rf"\b{name}\b", told)] == []
