@@ -111,7 +111,7 @@ WRONG_CHAT = [
         "messages.0.content.1.image_url.url",
     ),
     (
-        user([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "high"}}]),
+        user([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "huge"}}]),
         "messages.0.content.0.image_url.detail",
     ),
     (user([{"type": "image_url"}]), "messages.0.content.0.image_url"),

@@ -40,10 +40,10 @@ class TextContent(Options):
 
 
 class ImageUrl(Options):
-    """Where an image is; only `data:` URLs are read, and only at the model's own resolution."""
+    """Where an image is; only `data:` URLs are read. `detail` is a hint: the model's recipe decides the resolution."""
 
     url: str
-    detail: Literal["auto"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
 
 
 class ImageContent(Options):
