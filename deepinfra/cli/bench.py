@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from deepinfra.bench.load import LoadReport, LoadRun, Spread
     from deepinfra.bench.machine import CpuUse
     from deepinfra.bench.offline import OfflineReport, OfflineRun
+    from deepinfra.bench.recipe import RecipeReport, RecipeRun
     from deepinfra.config import Blueprint
 
 __all__ = ("bench",)
@@ -128,6 +129,40 @@ async def _serve(endpoint: Endpoint, run: LoadRun) -> LoadReport:
         return await run_load(endpoint, run, progress=lambda done: show(f"{done} of {run.requests} requests"))
 
 
+@bench.command("recipe")
+def recipe(
+    model: Model = None,
+    chars: Annotated[int, typer.Option(min=1000, help="Characters of the chat.")] = 200_000,
+    turn: Annotated[int, typer.Option(min=1, help="Characters of each of its messages.")] = 1_000,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds; the median is reported.")] = 5,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rendering and encoding a chat beside plain tokenisation of the same text, its next turn, and parsing."""
+    from deepinfra.bench.recipe import RecipeRun
+
+    blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE)
+    fetch_models(blueprint)
+    with _lines() as show:
+        report = anyio.run(_recipe, blueprint, RecipeRun(chars=chars, turn=turn, repeat=repeat), show)
+    if as_json:
+        _print_json(report)
+    else:
+        _print_recipe(report)
+
+
+async def _recipe(blueprint: Blueprint, run: RecipeRun, show: Callable[[str], None]) -> RecipeReport:
+    from deepinfra.bench.recipe import run_recipe
+    from deepinfra.models import open_model
+
+    name = blueprint.settings.model
+    tokenizer = open_model(name).tokenizer()
+    async with blueprint.recipe.build() as built:
+        return run_recipe(
+            built, lambda text: tokenizer.encode(text, add_special_tokens=False).ids, run, model=name, progress=show
+        )
+
+
 # -- output ---------------------------------------------------------------------------------------
 
 
@@ -143,7 +178,7 @@ def _lines() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _print_json(report: OfflineReport | LoadReport) -> None:
+def _print_json(report: OfflineReport | LoadReport | RecipeReport) -> None:
     typer.echo(json.dumps(dataclasses.asdict(report)))
 
 
@@ -158,6 +193,17 @@ def _print_offline(report: OfflineReport) -> None:
         line = f"{name:24} {figure.ours.median:10.1f} tok/s"
         if figure.peer is not None and figure.ratio is not None:
             line += f"   {report.peer}: {figure.peer.median:.1f} tok/s   ratio {figure.ratio:.2f}"
+        typer.echo(line)
+    _print_cpu(report.cpu)
+
+
+def _print_recipe(report: RecipeReport) -> None:
+    run = report.run
+    typer.echo(f"{report.model}, {report.recipe}, {run.chars} characters in turns of {run.turn}, {run.repeat} rounds")
+    for figure in report.figures:
+        line = f"{figure.name:8} {figure.ours:10.2f} {'µs per token' if figure.name == 'feed' else 'ms'}"
+        if figure.plain is not None and figure.ratio is not None:
+            line += f"   plain tokenisation: {figure.plain:.2f} ms   ratio {figure.ratio:.2f}"
         typer.echo(line)
     _print_cpu(report.cpu)
 

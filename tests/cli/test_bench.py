@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import types
 import typing
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from deepinfra.bench.load import LoadReport
 from deepinfra.bench.offline import OfflineReport
+from deepinfra.bench.recipe import RecipeReport
 from deepinfra.cli.bench import bench
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "bench.md"
@@ -33,7 +35,7 @@ def paths(kind: type, prefix: str = "") -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("report", [OfflineReport, LoadReport])
+@pytest.mark.parametrize("report", [OfflineReport, LoadReport, RecipeReport])
 def test_every_field_of_the_json_is_documented(report: type) -> None:
     documented = set(re.findall(r"`([\w.\[\]]+)`", REFERENCE.read_text()))
     assert not set(paths(report)) - documented
@@ -53,3 +55,14 @@ def test_an_unknown_peer_is_refused_by_name() -> None:
 
 def test_nobody_at_the_address_is_an_error() -> None:
     assert isinstance(run("serve", "--url", "http://127.0.0.1:1/v1").exception, OSError)
+
+
+def test_a_recipe_is_measured_beside_plain_tokenisation(smollm2_path: Path) -> None:
+    options = ("recipe", "--model", str(smollm2_path), "--chars", "2000", "--turn", "100", "--repeat", "2")
+    report = json.loads(run(*options, "--json").stdout.splitlines()[-1])
+    assert report["recipe"] == "ChatTemplate"
+    first, following, feed = report["figures"]
+    assert first["ratio"] == first["ours"] / first["plain"]
+    assert (following["name"], len(following["values"])) == ("next", 2)
+    assert (feed["plain"], feed["ours"] > 0) == (None, True)
+    assert "plain tokenisation" in run(*options).stdout

@@ -42,7 +42,7 @@ def describe(
         recipe="ChatTemplate",
         control=control,
         fences=tuple(dict.fromkeys(fence for name in prompts for fence in fences_of(prompts[name], "tool" in name))),
-        quirks=tuple(_quirks(traits, vocabulary, prompts)),
+        quirks=tuple(_quirks(traits, vocabulary, prompts, reasoning)),
         fallbacks=tuple(_fallbacks(traits)),
         reasoning=reasoning,
         tools=tools,
@@ -74,7 +74,9 @@ def _marker_like(line: str) -> list[str]:
     return _SHAPED.findall(line)
 
 
-def _quirks(traits: Traits, vocabulary: Vocabulary, prompts: dict[str, Rendered]) -> Iterator[str]:
+def _quirks(
+    traits: Traits, vocabulary: Vocabulary, prompts: dict[str, Rendered], reasoning: tuple[str, str] | None
+) -> Iterator[str]:
     if traits.system == "none":
         yield "It takes no system message: a conversation that has one is refused in the template's words."
     if traits.content_parts:
@@ -85,7 +87,7 @@ def _quirks(traits: Traits, vocabulary: Vocabulary, prompts: dict[str, Rendered]
         yield "It wants ids of calls that are nine letters and digits: other ids are mapped to such, always the same."
     if not traits.every_call:
         yield "Of several calls in one turn it shows only the first."
-    if "reasoning" in prompts and "12 + 30 = 42" not in prompts["reasoning"].text:
+    if reasoning is not None and "reasoning" in prompts and "12 + 30 = 42" not in prompts["reasoning"].text:
         yield "It does not show the reasoning of earlier turns."
     if {"strftime_now", "date_string"} & traits.names:
         yield "It prints the date: prompts change from day to day unless the option `date` pins it."
