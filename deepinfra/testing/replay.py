@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -15,7 +15,29 @@ from deepinfra.core.step import MaskRows, SeqFailure, SeqOpen, SeqOutput, StepPl
 from deepinfra.errors import StepFailed
 from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
 
-__all__ = ("ReplayExecutor",)
+__all__ = ("ReplayExecutor", "Script")
+
+
+class Script(Mapping[tuple[int, ...], Sequence[int]]):
+    """Answers for a `ReplayExecutor` that are decided while it runs: given in this order, whatever the prompt.
+
+    Attributes:
+        answers: Those that are still to come.
+    """
+
+    def __init__(self) -> None:
+        self.answers: list[Sequence[int]] = []
+
+    def __getitem__(self, prompt: tuple[int, ...]) -> Sequence[int]:
+        if not self.answers:
+            raise KeyError(prompt)
+        return self.answers.pop(0)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return len(self.answers)
 
 
 class _Memory(KVMemory):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,26 +13,10 @@ from deepinfra.engine import Engine, Pool
 from deepinfra.recipes.deepseek.recipe import DeepSeek
 from deepinfra.schedulers.fcfs import Fcfs
 from deepinfra.testing.deepseek import DeepSeekTextModel
-from deepinfra.testing.replay import ReplayExecutor
+from deepinfra.testing.replay import ReplayExecutor, Script
 from deepinfra.testing.served import Served
 
 EOS = 1
-
-
-class Script(Mapping[tuple[int, ...], tuple[int, ...]]):
-    """Answers in the order they are asked for, whatever the prompt."""
-
-    def __init__(self) -> None:
-        self.answers: list[tuple[int, ...]] = []
-
-    def __getitem__(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
-        return self.answers.pop(0)
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return len(self.answers)
 
 
 class Model:
