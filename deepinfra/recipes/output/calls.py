@@ -9,7 +9,7 @@ from deepinfra.core.conversation import JsonValue, ToolDefinition
 from deepinfra.core.events import Event, ToolArgumentsDelta, ToolEnd, ToolStart
 from deepinfra.recipes.output.scan import JsonScan, decoded, escaped, is_json, quoted
 
-__all__ = ("CallWriter", "types_of")
+__all__ = ("CallWriter", "schema_types", "types_of")
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """How templates that print a value with Jinja's `string` spell what JSON has other words for."""
@@ -150,10 +150,11 @@ def types_of(tools: Sequence[ToolDefinition], name: str, key: str) -> frozenset[
         return frozenset()
     properties = tool.parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types(schema, tool.parameters, 8)
+    return schema_types(schema, tool.parameters)
 
 
-def _types(schema: JsonValue, root: Mapping[str, JsonValue], depth: int) -> frozenset[str]:
+def schema_types(schema: JsonValue, root: Mapping[str, JsonValue], depth: int = 8) -> frozenset[str]:
+    """JSON Schema types that a schema allows; empty if it does not say. `root` is where its references point."""
     if not isinstance(schema, Mapping) or not depth:
         return frozenset()
     kind = schema.get("type")
@@ -166,13 +167,13 @@ def _types(schema: JsonValue, root: Mapping[str, JsonValue], depth: int) -> froz
         target: JsonValue = root
         for part in reference[2:].split("/"):
             target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-        return _types(target, root, depth - 1)
+        return schema_types(target, root, depth - 1)
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, Sequence) and not isinstance(values, str):
         return frozenset(_kind(json.dumps(value)) for value in values)
     for word in ("anyOf", "oneOf"):
         options = schema.get(word)
         if isinstance(options, Sequence) and not isinstance(options, str):
-            found = [_types(option, root, depth - 1) for option in options]
+            found = [schema_types(option, root, depth - 1) for option in options]
             return frozenset().union(*found) if all(found) else frozenset()
     return frozenset()

@@ -9,8 +9,8 @@ from deepinfra.recipes.output.scan import JsonScan, decoded
 
 __all__ = ("Envelope",)
 
-_ARGUMENTS = ("arguments", "parameters")
-_KEYS = ("name", "id", "type", *_ARGUMENTS)
+_ARGUMENTS, _NAMES, _IDS = ("arguments", "parameters"), ("name", "tool_name"), ("id",)
+_KEYS = ("type", "tool_call_id", *_ARGUMENTS, *_NAMES, *_IDS)
 _SPACE = " \t\n\r"
 
 
@@ -103,10 +103,10 @@ class Envelope:
             return
         value = decoded(text)
         if not isinstance(value, str):
-            self.bad = self._key == "name"
-        elif self._key == "id" and not self._call.started:
+            self.bad = self._key in _NAMES
+        elif self._key in _IDS and not self._call.started:
             self._call.id = value
-        elif self._key == "name" and not self._call.started:
+        elif self._key in _NAMES and not self._call.started:
             self.bad = not value or (self._declared is not None and value not in self._declared)
             self._call.name = "" if self.bad else value
 

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
+from deepinfra.core.conversation import JsonValue, ToolCall, ToolDefinition
 from deepinfra.recipes.output.grammar import Edge, Grammar, State, reasoning_states
+from deepinfra.recipes.output.lark import ANY, Rules
 
-__all__ = ("ToolFamily", "output_grammar")
+__all__ = ("Allowed", "Shown", "ToolFamily", "output_grammar")
 
 _SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """A tool as a constraint sees it.
+
+    Attributes:
+        name: Its name.
+        schema: JSON Schema of its arguments, an object.
+    """
+
+    name: str
+    schema: Mapping[str, JsonValue]
+
+
+class Shown(Protocol):
+    """How tools are described in a prompt whose template ignores them."""
+
+    def show_tools(self, tools: Sequence[ToolDefinition]) -> str:
+        """What the model is told about its tools."""
+        ...
+
+    def show_calls(self, calls: Sequence[ToolCall]) -> str:
+        """Calls as the model writes them."""
+        ...
+
+    def show_result(self, name: str, text: str) -> str:
+        """What a tool answered."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +54,23 @@ class ToolFamily:
         states: The states inside. `tool` is the one behind an opened block; a prompt may end there. States named
             `text` or `reasoning` replace those of the composition.
         in_reasoning: A block inside the reasoning ends it, and its calls count.
+        opener: How a block is opened where one is demanded.
+        calls: Adds to a grammar what follows the opener: calls of these tools, one or (third argument) more, and the
+            end of the block. `None`: the family cannot be constrained.
+        prefix: What the model writes before answer text.
+        text: Regular expression of answer text where a call may stand in its place.
+        shown: How a prompt describes tools for the template, if the family can stand in for one.
     """
 
     name: str
     entries: tuple[Edge, ...] = ()
     states: Mapping[str, State] = field(default_factory=dict)
     in_reasoning: bool = False
+    opener: str = ""
+    calls: Callable[[Rules, Sequence[Allowed], bool], str] | None = None
+    prefix: str = ""
+    text: str = ANY
+    shown: Shown | None = None
 
 
 def output_grammar(

@@ -1,0 +1,73 @@
+"""DeepSeek V4's markup: `<｜DSML｜invoke name="f">`, parameters that say whether they are strings.
+
+`｜DSML｜` is one token, which is what tells a tag from text. A block inside the reasoning ends it and is executed, as
+DeepSeek's own library has it. V4.1 writes a space before each tag's name, and `calls` for `tool_calls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deepinfra.recipes.output.families.tagged import Tags
+from deepinfra.recipes.output.family import Allowed, ToolFamily
+from deepinfra.recipes.output.grammar import Edge, State
+from deepinfra.recipes.output.lark import Rules
+
+__all__ = ("ATEM", "DSML", "DSML_41")
+
+_TEXT = r"(?P<{}>[^\n]+)"
+
+
+def _family(name: str, block: str, invoke: str, parameter: str, typed: bool = True) -> ToolFamily:
+    tags = Tags(
+        string=lambda key: f'<{parameter} name="{key}"' + (' string="true">' if typed else ">"),
+        other=lambda key: f'<{parameter} name="{key}"' + (' string="false">' if typed else ">"),
+        close=f"</{parameter}>\n",
+    )
+
+    def calls(rules: Rules, tools: Sequence[Allowed], many: bool) -> str:
+        one = rules.either(
+            [
+                rules.literal(f'<{invoke} name="{tool.name}">\n')
+                + f" {tags.parameters(rules, tool.schema)} "
+                + rules.literal(f"</{invoke}>\n")
+                for tool in tools
+            ]
+        )
+        return f"{one}{'+' if many else ''} {rules.literal(f'</{block}>')}"
+
+    key = _TEXT.format("key")
+    kinds = {'" string="true">': "string", '" string="false">': "json"} if typed else {'">': "value"}
+    close = Edge(marker=f"</{block}>", to="text", ends=True)
+    end = (Edge(marker=f"</{parameter}>", to="invoke"),)
+    return ToolFamily(
+        name=name,
+        entries=(Edge(marker=f"<{block}>", to="tool"),),
+        in_reasoning=typed,
+        states={
+            "tool": State(channel="gap", edges=(Edge(marker=f'<{invoke} name="', to="name"), close)),
+            "name": State(channel="header", edges=(Edge(marker='">', to="invoke", when=_TEXT.format("name")),)),
+            "invoke": State(
+                channel="gap",
+                edges=(
+                    Edge(marker=f'<{parameter} name="', to="key"),
+                    Edge(marker=f"</{invoke}>", to="tool", ends=True),
+                    close,
+                ),
+            ),
+            "key": State(
+                channel="header", edges=tuple(Edge(marker=text, to=to, when=key) for text, to in kinds.items())
+            ),
+            "string": State(channel="value", edges=end),
+            "json": State(channel="value", edges=end, typed="json"),
+            "value": State(channel="value", edges=end, typed="schema"),
+        },
+        opener=f"\n\n<{block}>\n",
+        calls=calls,
+    )
+
+
+_D = "｜DSML｜"
+DSML = _family("dsml", f"{_D}tool_calls", f"{_D}invoke", f"{_D}parameter")
+DSML_41 = _family("dsml-4.1", f"{_D} calls", f"{_D} invoke", f"{_D} parameter")
+ATEM = _family("atem", "atem:function_calls", "atem:invoke", "atem:parameter", typed=False)

@@ -1,0 +1,101 @@
+"""Calls whose parameters stand one by one between tags, and how such parameters are constrained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from deepinfra.core.conversation import JsonValue
+from deepinfra.recipes.output.calls import schema_types
+from deepinfra.recipes.output.lark import ANY, Rules
+
+__all__ = ("Tags",)
+
+_OTHERS = ("object", "array", "number", "boolean", "null")
+_KEY = "[A-Za-z0-9_.-]{1,64}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What stands around a parameter's value.
+
+    Attributes:
+        string: What opens a string, by the parameter's name.
+        other: What opens any other value.
+        close: What ends it.
+    """
+
+    string: Callable[[str], str]
+    other: Callable[[str], str]
+    close: str
+
+    def parameters(self, rules: Rules, schema: Mapping[str, JsonValue]) -> str:
+        """The parameters of a call in the order of its schema, those that are not required or not; may be empty.
+
+        A schema that names no properties allows any.
+        """
+        properties, required = schema.get("properties"), schema.get("required", ())
+        if not isinstance(properties, Mapping):
+            return f"({self._any(rules)})*" if schema.get("additionalProperties") is not False else ""
+        required = required if isinstance(required, Sequence) else ()
+        parts = []
+        for key, each in properties.items():
+            one = rules.either(self._options(rules, key, each if isinstance(each, Mapping) else {}, schema))
+            parts.append(one if key in required else f"({one})?")
+        return " ".join(parts)
+
+    def _any(self, rules: Rules) -> str:
+        options = []
+        for opening, value in ((self.string, rules.until(self.close)), (self.other, self._json(rules, {}, {}))):
+            before, after = opening("\0").split("\0")
+            options.append(f"{rules.literal(before)} {rules.pattern(_KEY)} {rules.literal(after)} {value}")
+        return rules.either(options)
+
+    def _options(
+        self, rules: Rules, key: str, schema: Mapping[str, JsonValue], root: Mapping[str, JsonValue]
+    ) -> list[str]:
+        types = schema_types(schema, root)
+        options = []
+        if not types or "string" in types:
+            options += [f"{rules.literal(self.string(key))} {value}" for value in self._strings(rules, schema, root)]
+        if types != {"string"}:
+            options.append(f"{rules.literal(self.other(key))} {self._json(rules, schema, root)}")
+        return options
+
+    def _json(self, rules: Rules, schema: Mapping[str, JsonValue], root: Mapping[str, JsonValue]) -> str:
+        """A value that is no string."""
+        types = schema_types(schema, root)
+        if not types or "string" in types:
+            kinds = [
+                kind for kind in _OTHERS if not types or kind in types or (kind == "number" and "integer" in types)
+            ]
+            schema = _without_strings(schema, kinds)
+        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return f"{rules.json({**schema, **definitions})} {rules.literal(self.close)}"
+
+    def _strings(self, rules: Rules, schema: Mapping[str, JsonValue], root: Mapping[str, JsonValue]) -> list[str]:
+        """A string as it stands, with the closing tag: of what the schema demands, choices, a pattern and lengths."""
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(values, Sequence) and not isinstance(values, str):
+            return [rules.literal(value + self.close) for value in values if isinstance(value, str)]
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str):
+            start = "" if pattern.startswith("^") else ANY
+            end = "" if re.search(r"(?<!\\)\$$", pattern) else ANY
+            body = pattern.removeprefix("^")
+            return [rules.until(self.close, f"{start}(?:{body.removesuffix('$') if not end else body}){end}")]
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        return [rules.until(self.close, ANY if not least and most == "" else f"(?s:.{{{least},{most}}})")]
+
+
+def _without_strings(schema: Mapping[str, JsonValue], kinds: Sequence[str]) -> Mapping[str, JsonValue]:
+    for word in ("anyOf", "oneOf"):
+        options = schema.get(word)
+        if isinstance(options, Sequence) and not isinstance(options, str):
+            kept = [option for option in options if not isinstance(option, Mapping) or option.get("type") != "string"]
+            return {**schema, word: kept}
+    values = schema.get("enum")
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        return {**schema, "enum": [value for value in values if not isinstance(value, str)]}
+    return {**schema, "type": list(kinds)}
