@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from deepinfra.api.errors import WireError, request_error
 from deepinfra.api.protocol import Json
 from deepinfra.core.conversation import JsonValue
+from deepinfra.core.events import TokenLogprobs, TopLogprob
 from deepinfra.core.request import CachedTokens, FinishReason, Usage
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.errors import RequestError, UnsupportedFieldError
@@ -29,6 +30,7 @@ __all__ = (
     "logprob_json",
     "openai_error",
     "parse_fields",
+    "token_json",
     "usage_json",
 )
 
@@ -235,3 +237,16 @@ def usage_json(usage: Usage) -> Json:
 def logprob_json(logprob: float) -> float:
     """A logarithm that JSON can carry: nothing is below -9999, OpenAI's own floor for impossible tokens."""
     return max(logprob, -9999.0)
+
+
+def token_json(token: TokenLogprobs) -> Json:
+    """OpenAI's entry for a token, with its alternatives."""
+    return {**_spelled(token), "top_logprobs": [_spelled(top) for top in token.top]}
+
+
+def _spelled(token: TokenLogprobs | TopLogprob) -> Json:
+    return {
+        "token": token.data.decode("utf-8", "replace"),
+        "bytes": list(token.data),
+        "logprob": logprob_json(token.logprob),
+    }

@@ -8,7 +8,7 @@ from typing import Any
 
 from deepinfra.api.chunks import Chunks, folded
 from deepinfra.api.protocol import Frame, Head, Json
-from deepinfra.api.wire import finish_of, logprob_json
+from deepinfra.api.wire import finish_of, token_json
 from deepinfra.core.events import (
     Event,
     Finished,
@@ -17,7 +17,6 @@ from deepinfra.core.events import (
     TokenLogprobs,
     ToolArgumentsDelta,
     ToolStart,
-    TopLogprob,
 )
 from deepinfra.core.request import Usage
 
@@ -88,16 +87,7 @@ def _logprobs(kind: str, tokens: Sequence[TokenLogprobs]) -> Json | None:
     """DeepSeek's `reasoning_content` beside OpenAI's `content`; refusals have no tokens of their own here."""
     if not tokens:
         return None
-    entries = [{**_entry(token), "top_logprobs": [_entry(top) for top in token.top]} for token in tokens]
-    return {"content": None, "refusal": None, kind: entries}
-
-
-def _entry(token: TokenLogprobs | TopLogprob) -> Json:
-    return {
-        "token": token.data.decode("utf-8", "replace"),
-        "bytes": list(token.data),
-        "logprob": logprob_json(token.logprob),
-    }
+    return {"content": None, "refusal": None, kind: [token_json(token) for token in tokens]}
 
 
 class _Message:

@@ -12,7 +12,8 @@ prompt_cache_options.ttl | honoured |
 | prompt_cache_options.mode, prompt_cache_breakpoint | accepted: every prefix is cached |
 | reasoning.summary, reasoning.context (`auto`), reasoning.mode (`standard`), text.verbosity (`medium`), service_tier \
 (`auto`, `default`), background (false), truncation (`disabled`), stream_options.include_obfuscation (false), image \
-(`auto`, `disabled`), context_management (empty), prompt_cache_options.prewarm (false) | only what happens anyway; anything else is refused by name |
+(`auto`, `disabled`), context_management (empty), prompt_cache_options.prewarm (false) | only what happens anyway; \
+anything else is refused by name |
 | access_programs, background_options, conversation, moderation, prompt | refused by name |
 
 Beyond OpenAI's: `seed`, `stop`, `top_k`, `min_p`, penalties, `logit_bias`, `ignore_eos` as in `/v1/chat/completions`.

@@ -8,7 +8,7 @@ from typing import Any
 from deepinfra.api.errors import WireError
 from deepinfra.api.protocol import Extension, Frame, Head, Json
 from deepinfra.api.responses.items import sealed
-from deepinfra.api.wire import KEEPALIVE, logprob_json
+from deepinfra.api.wire import KEEPALIVE, token_json
 from deepinfra.core.events import (
     Event,
     Finished,
@@ -18,7 +18,6 @@ from deepinfra.core.events import (
     ToolArgumentsDelta,
     ToolEnd,
     ToolStart,
-    TopLogprob,
 )
 from deepinfra.core.request import FinishReason, Usage
 from deepinfra.interfaces.given import Clock
@@ -131,7 +130,7 @@ class ResponseWriter:
             frames.append(self._open(item))
             frames.append(self._delta("response.content_part.added", content_index=0, part=item.part("")))
         item.texts.append(text)
-        logprobs = [_logprob_json(token) for token in tokens]
+        logprobs = [token_json(token) for token in tokens]
         item.logprobs += logprobs
         more: Json = {"logprobs": logprobs} if kind == "message" else {}
         frames.append(self._delta(f"response.{item.word}.delta", content_index=0, delta=text, **more))
@@ -147,7 +146,7 @@ class ResponseWriter:
         if item is None:
             return []
         if isinstance(item, _Call):
-            frames = [self._delta("response.function_call_arguments.done", arguments=item.text)]
+            frames = [self._delta("response.function_call_arguments.done", name=item.name, arguments=item.text)]
         else:
             more: Json = {"logprobs": item.logprobs} if item.kind == "message" else {}
             frames = [
@@ -259,18 +258,6 @@ class ResponseFold:
         response = self._last["response"]
         assert isinstance(response, dict)
         return response
-
-
-def _logprob_json(token: TokenLogprobs) -> Json:
-    return {**_entry(token), "top_logprobs": [_entry(top) for top in token.top]}
-
-
-def _entry(token: TokenLogprobs | TopLogprob) -> Json:
-    return {
-        "token": token.data.decode("utf-8", "replace"),
-        "bytes": list(token.data),
-        "logprob": logprob_json(token.logprob),
-    }
 
 
 def _usage_json(usage: Usage) -> Json:

@@ -155,6 +155,7 @@ def test_a_stream_opens_and_closes_once(events: list[Event]) -> None:
 
 @given(answers())
 def test_items_come_one_after_the_other_and_end_as_they_were_streamed(events: list[Event]) -> None:
+    """Facts: Codex pairs items by id (vLLM #56285), done events come in order (LiteLLM #36356) and always (ogx #5309)."""
     frames = written(events)
     output = said_by(frames)
     final: Any = frames[-1].data["response"]
@@ -250,6 +251,7 @@ def test_a_call_has_its_arguments_streamed_and_then_whole() -> None:
 
 
 def test_usage_has_every_field_that_the_client_requires() -> None:
+    """Facts: SGLang #10012, and what deepseek-recipe leaves out (1.9)."""
     final: Any = written(finished())[-1].data["response"]
     assert final["usage"] == {
         "input_tokens": 30,
