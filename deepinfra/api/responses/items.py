@@ -340,12 +340,13 @@ def item_json(item: StoredItem, made_id: str) -> Json:
     told: dict[str, Any] = item.model_dump(by_alias=True, exclude_none=True)
     told.setdefault("id", made_id)
     told.setdefault("status", "completed")
-    if isinstance(item, OutputMessage):
-        for part in told["content"]:
-            if part["type"] == "input_text":
-                part["type"] = "output_text"
-            if part["type"] == "output_text":
-                part.setdefault("annotations", [])
+    for part in told.get("content") or told.get("output") or ():
+        if isinstance(item, OutputMessage) and part["type"] == "input_text":
+            part["type"] = "output_text"
+        if part["type"] == "output_text":
+            part.setdefault("annotations", [])
+        if part["type"] == "input_image":
+            part.setdefault("detail", "auto")
     return told
 
 

@@ -7,10 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from openai.types.responses import (
+    Response,
+    ResponseFunctionToolCallItem,
+    ResponseFunctionToolCallOutputItem,
+    ResponseInputMessageItem,
+    ResponseOutputMessage,
+    ResponseReasoningItem,
+)
 
 from deepinfra.api.errors import wire_error_of
-from deepinfra.api.protocol import Call, Extension, Frame, Head
+from deepinfra.api.protocol import Call, Extension, Frame, Head, Received
 from deepinfra.api.responses.items import sealed
+from deepinfra.api.responses.queries import ResponseQueries
 from deepinfra.api.responses.store import ResponseStore
 from deepinfra.core.conversation import Constraint, Conversation, Message, TextPart, ToolCall, ToolChoice
 from deepinfra.core.events import Event, Finished, ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolEnd, ToolStart
@@ -203,6 +212,57 @@ def test_the_answer_repeats_what_it_was_asked(parse: Parse) -> None:
     assert (told["instructions"], told["metadata"], told["temperature"], told["top_p"]) == ("I", {"k": "v"}, 0, 1)
     assert (told["tool_choice"], told["parallel_tool_calls"], told["store"]) == ("auto", True, True)
     assert told["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [FUNCTION, OTHER], "tool_choice": {"type": "function", "name": "f"}},
+        {
+            "tools": [FUNCTION],
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+        },
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}}},
+        {"text": {"format": {"type": "json_object"}}, "reasoning": {"effort": "xhigh"}},
+        {"prompt_cache_retention": "24h", "prompt_cache_key": "k", "max_tool_calls": 3, "max_output_tokens": 9},
+    ],
+)
+def test_what_is_repeated_fits_the_official_clients_types(parse: Parse, fields: dict[str, Any]) -> None:
+    told: Any = answer(parse(input="json", **fields), [])[-1].data["response"]
+    read = Response.model_validate(told).to_dict()
+    assert {name: read[name] for name in fields if name not in ("tools", "reasoning", "text")} == {
+        name: value for name, value in fields.items() if name not in ("tools", "reasoning", "text")
+    }
+    assert read["text"] == {"format": {"type": "text"}, **fields.get("text", {}), "verbosity": "medium"}
+
+
+async def test_items_are_listed_as_the_official_client_types_them(parse: Parse, store: ResponseStore) -> None:
+    items = [
+        {"role": "user", "content": "one"},
+        {"role": "developer", "content": [{"type": "input_text", "text": "D"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "R"}]},
+        {"role": "assistant", "content": "A"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "r"},
+        {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}]},
+    ]
+    answer(parse(input=items), [TextDelta(choice=0, text="B")])
+    received = Received(headers={}, now="2026-02-03", max_choices=1)
+    listed = await ResponseQueries(store).input_items({}, received, {"response_id": "resp_1", "order": "asc"})
+    classes = (
+        ResponseInputMessageItem,
+        ResponseInputMessageItem,
+        ResponseReasoningItem,
+        ResponseOutputMessage,
+        ResponseOutputMessage,
+        ResponseFunctionToolCallItem,
+        ResponseFunctionToolCallOutputItem,
+        ResponseInputMessageItem,
+    )
+    for each, told in zip(classes, listed["data"], strict=True):  # type: ignore[arg-type]
+        each.model_validate(told)
+    assert parse(input=listed["data"]).requests[0].input == parse(input=items).requests[0].input
 
 
 # -- going on by id -------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_a_stream_opens_and_closes_once(events: list[Event]) -> None:
 
 @given(answers())
 def test_items_come_one_after_the_other_and_end_as_they_were_streamed(events: list[Event]) -> None:
-    """Facts: Codex pairs items by id (vLLM #56285), done events come in order (LiteLLM #36356) and always (ogx #5309)."""
+    """Facts: Codex pairs items by id (vLLM #56285); done events in order (LiteLLM #36356) and always (ogx #5309)."""
     frames = written(events)
     output = said_by(frames)
     final: Any = frames[-1].data["response"]
