@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -18,8 +18,11 @@ from deepinfra.interfaces import OutputParser, Recipe, Tokenizer
 from deepinfra.models import open_model
 from deepinfra.recipes.deepseek.dialect import DIALECTS, EOS, THINK, THINK_END, Version
 from deepinfra.recipes.deepseek.rendering import render
+from deepinfra.recipes.deepseek.strict import with_strict_tools
 from deepinfra.recipes.encoding.loading import TokenizerModel, Vocabulary, load_vocabulary
-from deepinfra.recipes.output.family import output_grammar
+from deepinfra.recipes.output.constraint import compose
+from deepinfra.recipes.output.families.dsml import DSML, DSML_41
+from deepinfra.recipes.output.family import ToolFamily, output_grammar
 from deepinfra.recipes.output.grammar import Grammar
 from deepinfra.recipes.output.parser import GrammarParser
 
@@ -27,6 +30,13 @@ __all__ = ("DeepSeek",)
 
 _RULES = "deepseek-1"
 """Goes into `version`: raise it when the same conversation gets other ids."""
+
+_REASONING = (THINK, THINK_END)
+_FAMILIES: dict[Version, ToolFamily] = {
+    "v4": replace(DSML, in_reasoning=False),
+    "v4.1": replace(DSML_41, in_reasoning=False),
+}
+"""A block of calls drafted inside the reasoning is part of it: a call counts when the model has thought."""
 
 _FENCES = (
     "<tool_result>…</tool_result> around what a tool returned",
@@ -54,10 +64,19 @@ _FALLBACKS = (
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """Everything that is built once from a model's tokenizer."""
+    """Everything that is built once from a model's tokenizer.
+
+    Attributes:
+        control: The tokens of the format alone, of more than a thousand.
+        plain: How an answer is read that may call no tools.
+        calling: How one is read that may.
+    """
 
     vocabulary: Vocabulary
-    grammar: Grammar
+    control: Mapping[str, int]
+    family: ToolFamily
+    plain: Grammar
+    calling: Grammar
     version: str
 
 
@@ -120,6 +139,7 @@ class DeepSeek(Recipe):
         loaded = self._load()
         if conversation.effort is None:
             conversation = replace(conversation, effort=self._effort)
+        conversation = with_strict_tools(conversation)
         rendered = render(conversation, self._format)
         ids, control = loaded.vocabulary.encoder.encode(rendered.text, rendered.ranges)
         return Prompt(
@@ -128,7 +148,13 @@ class DeepSeek(Recipe):
             text=rendered.text,
             stop_ids=loaded.vocabulary.tokenizer.eos_ids,
             start=rendered.start,
-            constraint=conversation.constraint,
+            constraint=compose(
+                conversation,
+                control=loaded.control,
+                start=rendered.start,
+                reasoning=_REASONING if rendered.start == "reasoning" else None,
+                family=loaded.family,
+            ),
             breakpoints=tuple(control[index] for index in rendered.turns),
             media=tuple((control[index], digest) for index, digest in rendered.media),
             ranges=rendered.ranges,
@@ -150,7 +176,8 @@ class DeepSeek(Recipe):
     def parser(self, prompt: Prompt, choice: int = 0) -> OutputParser:
         """See `Recipe.parser`."""
         loaded = self._load()
-        return GrammarParser(loaded.grammar, prompt.start, loaded.vocabulary.tokenizer.token_bytes, choice)
+        grammar = loaded.calling if prompt.tools else loaded.plain
+        return GrammarParser(grammar, prompt.start, loaded.vocabulary.tokenizer.token_bytes, choice, prompt.tools)
 
     def report(self) -> RecipeReport:
         """See `Recipe.report`."""
@@ -161,8 +188,8 @@ class DeepSeek(Recipe):
             fences=_FENCES,
             quirks=(*_QUIRKS, *_OF_VERSION[self._format]),
             fallbacks=_FALLBACKS,
-            reasoning=(THINK, THINK_END),
-            tools="dsml",
+            reasoning=_REASONING,
+            tools=_FAMILIES[self._format].name,
         )
 
     def _load(self) -> _Loaded:
@@ -180,7 +207,8 @@ def _load(model: TokenizerModel, version: Version, cache_chars: int) -> _Loaded:
         raise ModelError(
             f"the tokenizer of {model.name!r} is not that of DeepSeek {version}: it lacks {', '.join(missing)}"
         )
-    control = vocabulary.control
-    grammar = output_grammar(control, (THINK, THINK_END))
+    family = _FAMILIES[version]
+    control = {token: vocabulary.control[token] for token in needed}
+    plain, calling = output_grammar(control, _REASONING), output_grammar(control, _REASONING, family)
     fingerprint = hashlib.sha256(json.dumps([_RULES, version, vocabulary.definition]).encode()).hexdigest()
-    return _Loaded(vocabulary, grammar, fingerprint)
+    return _Loaded(vocabulary, control, family, plain, calling, fingerprint)

@@ -25,7 +25,8 @@ from deepinfra.recipes.deepseek.dialect import (
     Dialect,
     Version,
 )
-from deepinfra.recipes.deepseek.strict import closed
+from deepinfra.recipes.deepseek.strict import with_strict_tools
+from deepinfra.recipes.output.constraint import offered
 
 __all__ = ("Rendered", "render")
 
@@ -130,7 +131,7 @@ def render(conversation: Conversation, version: Version) -> Rendered:
     dialect = DIALECTS[version]
     _check(conversation)
     thinking = conversation.effort != "none"
-    tools = _offered(conversation)
+    tools = offered(with_strict_tools(conversation))
     messages = [_known_role(message, dialect) for message in conversation.messages]
     if dialect.system is None:
         system = [message for message in messages if message.role == "system" and _says(message)]
@@ -156,6 +157,9 @@ def _check(conversation: Conversation) -> None:
     if conversation.template_options:
         name = next(iter(conversation.template_options))
         raise UnsupportedFieldError(f"template_options.{name}", "has no meaning for this model")
+    for index, tool in enumerate(conversation.tools):
+        if not _NAME.fullmatch(tool.name):
+            raise RequestError(f"{tool.name!r} is no name of a tool: letters, digits, _ and -", f"tools[{index}].name")
     last = len(conversation.messages) - 1
     for index, message in enumerate(conversation.messages):
         path = f"messages[{index}]"
@@ -168,23 +172,6 @@ def _check(conversation: Conversation) -> None:
                 raise UnsupportedFieldError(f"{path}.content", f"has {part.media_type}, which this model does not take")
             if isinstance(part, MediaPart) and message.role in ("assistant", "reminder"):
                 raise UnsupportedFieldError(f"{path}.content", f"has an image in a turn of the {message.role}")
-
-
-def _offered(conversation: Conversation) -> tuple[ToolDefinition, ...]:
-    """The tools that the model may call; strict ones with their schemas filled in."""
-    choice = conversation.tool_choice
-    if choice.mode == "none":
-        return ()
-    tools: list[ToolDefinition] = []
-    for index, tool in enumerate(conversation.tools):
-        if not _NAME.fullmatch(tool.name):
-            raise RequestError(f"{tool.name!r} is no name of a tool: letters, digits, _ and -", f"tools[{index}].name")
-        if choice.names and tool.name not in choice.names:
-            continue
-        if tool.strict and tool.parameters is not None:
-            tool = replace(tool, parameters=closed(tool.parameters, f"tools[{index}].parameters"))
-        tools.append(tool)
-    return tuple(tools)
 
 
 def _known_role(message: Message, dialect: Dialect) -> Message:

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from deepinfra.core.conversation import Conversation
 from deepinfra.errors import RequestError
 
-__all__ = ("closed",)
+__all__ = ("with_strict_tools",)
 
 
-def closed(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The same schema with `additionalProperties` and `required` of every object filled in.
+def with_strict_tools(conversation: Conversation) -> Conversation:
+    """The same conversation with its strict tools' schemas filled in.
 
     Raises:
-        RequestError: An object says something else about them; `path` names the schema.
+        RequestError: A schema says something else; its path is named.
     """
+    if not any(tool.strict for tool in conversation.tools):
+        return conversation
+    tools = (
+        replace(tool, parameters=_closed(tool.parameters, f"tools[{index}].parameters"))
+        if tool.strict and tool.parameters is not None
+        else tool
+        for index, tool in enumerate(conversation.tools)
+    )
+    return replace(conversation, tools=tuple(tools))
+
+
+def _closed(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The same schema with `additionalProperties` and `required` of every object filled in."""
     filled: dict[str, Any] = {key: _within(key, value, f"{path}.{key}") for key, value in schema.items()}
     kind = schema.get("type")
     if kind != "object" and not (isinstance(kind, Sequence) and "object" in kind and not isinstance(kind, str)):
@@ -35,10 +50,10 @@ def _within(key: str, value: Any, path: str) -> Any:
     """Schemas inside: values of keywords that hold one, a list or a mapping of them; anything else as it is."""
     if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
         return {
-            name: closed(item, f"{path}.{name}") if isinstance(item, Mapping) else item for name, item in value.items()
+            name: _closed(item, f"{path}.{name}") if isinstance(item, Mapping) else item for name, item in value.items()
         }
-    if key in ("items", "not") and isinstance(value, Mapping):
-        return closed(value, path)
+    if key == "items" and isinstance(value, Mapping):
+        return _closed(value, path)
     if key in ("anyOf", "allOf", "oneOf", "prefixItems") and isinstance(value, Sequence):
-        return [closed(item, f"{path}[{n}]") if isinstance(item, Mapping) else item for n, item in enumerate(value)]
+        return [_closed(item, f"{path}[{n}]") if isinstance(item, Mapping) else item for n, item in enumerate(value)]
     return value

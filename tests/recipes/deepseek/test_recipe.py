@@ -91,7 +91,7 @@ def test_a_report_says_what_is_protected_and_what_cannot_be(recipe: DeepSeek, ve
     assert any("<tool_result>" in fence for fence in report.fences)
     assert any('name="' in fence for fence in report.fences)
     assert report.reasoning == ("<think>", "</think>")
-    assert report.tools == "dsml"
+    assert report.tools == {"v4": "dsml", "v4.1": "dsml-4.1"}[version]
     assert report.injectable == ()
     assert any("Unsupported Image" in quirk for quirk in report.quirks) == (version == "v4")
 
