@@ -12,6 +12,7 @@ from deepinfra.kvstores.options import MemoryStoreOptions, SsdStoreOptions
 from deepinfra.placers.options import EplbOptions, StaticPlacerOptions
 from deepinfra.recipes.deepseek.options import DeepSeekOptions
 from deepinfra.recipes.harmony.options import HarmonyOptions
+from deepinfra.recipes.mistral.options import MistralOptions
 from deepinfra.recipes.options import ChatTemplateOptions
 from deepinfra.registry import Registry, hookimpl
 from deepinfra.schedulers.options import BucketedOptions, FcfsOptions
@@ -26,6 +27,7 @@ def deepinfra_register(registry: Registry) -> None:
     registry.recipe("chat-template", _chat_template, options=ChatTemplateOptions)
     registry.recipe("deepseek", _deepseek, options=DeepSeekOptions)
     registry.recipe("harmony", _harmony, options=HarmonyOptions)
+    registry.recipe("mistral", _mistral, options=MistralOptions)
     registry.scheduler("fcfs", _fcfs, options=FcfsOptions)
     registry.scheduler("bucketed", _bucketed, options=BucketedOptions)
     registry.kvstore("memory", _memory, options=MemoryStoreOptions)
@@ -53,6 +55,12 @@ def _harmony(options: HarmonyOptions) -> Recipe:
     from deepinfra.recipes import Harmony
 
     return Harmony(**dict(options))
+
+
+def _mistral(options: MistralOptions) -> Recipe:
+    from deepinfra.recipes import Mistral
+
+    return Mistral(**dict(options))
 
 
 def _fcfs(options: FcfsOptions) -> Scheduler:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ("pull_from_hub",)
 
 _MAX_CONFIG_BYTES = 16 * 2**20
-_SMALL_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_MISTRALS = ("tekken.json", *(f"tokenizer.model.v{number}" for number in (1, 2, 3, 7)))
+_SMALL_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", *_MISTRALS)
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's ETag of a large file; that of a small one is a git hash
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 

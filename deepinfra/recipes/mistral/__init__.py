@@ -1,0 +1,1 @@
+"""Models with Mistral's own tokenizer files: prompts by mistral-common, loaded when asked for."""
