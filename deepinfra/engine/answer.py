@@ -45,9 +45,10 @@ class Answer:
         self._parser: OutputParser = settings.recipe.parser(stream.prompt, spec.choice)
         self._stops = StopFilter(request.stop, spec.choice)
         self._tokens = 0
-        self._reasoning = 0
+        self._reasoning = self._undecided = 0
         self._called_tool = False
         self._cached = CachedTokens()
+        self._written = 0
         self._last_at: float | None = None
         self.over = False
 
@@ -55,7 +56,9 @@ class Answer:
         """Read a sequence until it ends in this pool; a stop string ends it here."""
         while True:
             delta = await live.next()
-            self._cached = live.cached if not self._tokens else self._cached
+            if not self._tokens:
+                self._cached = live.cached
+                self._written = live.written if delta.tokens else 0
             self._measure(live, delta)
             hit = self._take(delta)
             if hit:
@@ -81,27 +84,36 @@ class Answer:
 
     def _take(self, delta: Delta) -> bool:
         """Parse a delta's tokens; returns whether a stop string ended the answer."""
-        ids = delta.tokens
         entries = self._logprobs(delta)
-        if not ids:
-            return False
-        if self._request.stop:
-            # One by one, so that ids, logprobs and usage are cut at the token that completes the stop string.
-            return any(self._feed((token,), entries[index : index + 1]) for index, token in enumerate(ids))
-        return self._feed(ids, entries)
-
-    def _feed(self, ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> bool:
-        self._tokens += len(ids)
-        # The stop id ends the answer and is no part of it; it can only be the last one.
-        if ids[-1] in self.spec.stop_ids:
-            ids, entries = ids[:-1], entries[:-1]
-        events = self._parser.feed(ids, entries) if ids else ()
-        for event in events:
-            if isinstance(event, ReasoningDelta):
-                self._reasoning += len(ids)
-            self._called_tool = self._called_tool or isinstance(event, ToolStart)
-        self._put(self._stops.feed(events))
+        shown: list[Event] = []
+        # One by one, so that ids, logprobs and usage are cut at the token that completes a stop string, and every
+        # token is counted as what it became, however the tokens were merged on their way here.
+        for index, token in enumerate(delta.tokens):
+            shown += self._feed(token, entries[index : index + 1])
+            if self.stopped():
+                break
+        if delta.tokens:
+            self._put(shown)
         return self.stopped()
+
+    def _feed(self, token: int, entries: Sequence[TokenLogprobs]) -> list[Event]:
+        """Events of one token, cut at a stop string."""
+        self._tokens += 1
+        # A stop id ends the answer and is no part of it.
+        if token in self.spec.stop_ids:
+            return []
+        self._undecided += 1
+        events = self._parser.feed((token,), entries)
+        self._count(events)
+        return self._stops.feed(events)
+
+    def _count(self, events: Sequence[Event]) -> None:
+        """Count tokens, those that were held back included, as what the first event after them says they are."""
+        if events:
+            if isinstance(events[0], ReasoningDelta):
+                self._reasoning += self._undecided
+            self._undecided = 0
+            self._called_tool = self._called_tool or any(isinstance(event, ToolStart) for event in events)
 
     def _logprobs(self, delta: Delta) -> list[TokenLogprobs]:
         data = self._tokenizer.token_bytes
@@ -140,8 +152,9 @@ class Answer:
         return Usage(
             prompt_tokens=self.spec.prompt_len,
             completion_tokens=self._tokens,
-            reasoning_tokens=min(self._reasoning, self._tokens),
+            reasoning_tokens=self._reasoning,
             cached=self._cached,
+            cache_write_tokens=self._written,
         )
 
     def finish(self, ending: Ending) -> None:
@@ -149,15 +162,19 @@ class Answer:
         if self.over:
             return
         self.over = True
-        self._settings.meters.ended(ending.reason)
+        reason: FinishReason = "stop"
+        if ending.reason == "length":
+            reason = "context" if self._limited_by_context else "length"
+        self._settings.meters.ended(ending.reason if ending.failed else reason)
         if ending.failed:
             failed = Failed(choice=self.spec.choice, code=ending.reason, message=ending.message, usage=self.usage)
             self._put([failed])
             return
-        reason: FinishReason = "length" if ending.reason == "length" else "stop"
         last: list[Event] = []
         if not self.stopped():
-            last = self._stops.feed(self._parser.finish(reason))
+            held = self._parser.finish(reason)
+            self._count(held)
+            last = self._stops.feed(held)
             if self.stopped():
                 reason = "stop"
             else:
@@ -170,6 +187,12 @@ class Answer:
             )
         )
         self._put(last)
+
+    @property
+    def _limited_by_context(self) -> bool:
+        """Whether the model's context ends this answer before the request's own limit does."""
+        wanted = self._request.max_tokens
+        return wanted is None or wanted > self.spec.max_tokens
 
     def fail(self, error: EngineError) -> None:
         """End with an error event."""

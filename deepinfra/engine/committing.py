@@ -9,10 +9,15 @@ from deepinfra.engine.drafting import Drafting
 from deepinfra.engine.live import Ending, Live
 from deepinfra.engine.planner import Planned
 from deepinfra.engine.saver import Saver
-from deepinfra.errors import StepFailed
+from deepinfra.errors import ConstraintFailedError, StepFailed
 from deepinfra.interfaces.scheduler import Scheduler
 
 __all__ = ("Committer",)
+
+
+def _stuck(why: str) -> Ending:
+    """The end of an answer that no token can follow; `why` is empty if that is because its constraint is met."""
+    return Ending(ConstraintFailedError.code, str(ConstraintFailedError(why))) if why else Ending("stop")
 
 
 class Committer:
@@ -95,11 +100,18 @@ class Committer:
         return len(tokens)
 
     def _cut(self, live: Live, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], Ending | None]:
-        """Cut at the token limit and behind the first stop id."""
-        room = live.room
+        """Cut at the token limit, behind the first stop id, and where the constraint ends."""
+        room, matcher = live.room, live.matcher
         for index, token in enumerate(tokens[:room]):
+            if matcher is not None and (why := matcher.why_stuck) is not None:
+                return tokens[:index], _stuck(why)
             if token in live.spec.stop_ids:
                 return tokens[: index + 1], Ending("stop")
+            if matcher is not None:
+                if not matcher.take(token):
+                    return tokens[:index], _stuck(f"the executor chose token {token}, which its mask forbids")
+                if matcher.complete:
+                    return tokens[: index + 1], Ending("stop")
         if len(tokens) >= room:
             return tokens[:room], Ending("length")
         return tokens, None

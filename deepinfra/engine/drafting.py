@@ -48,6 +48,8 @@ class Drafting:
             length = max(0, min(length, most[draft.seq]))
             # No model can verify what is no token of its own, nor what comes behind it.
             tokens = tuple(takewhile(lambda token: 0 <= token < limits.vocab_size, draft.tokens[:length]))
+            if (matcher := running[draft.seq].matcher) is not None:
+                tokens = tokens[: matcher.admits(tokens)]
             kept = Draft(draft.seq, tokens, draft.confidences[: len(tokens)]) if tokens else None
             running[draft.seq].drafts = kept
 

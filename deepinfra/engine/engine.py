@@ -14,12 +14,13 @@ import anyio
 from anyio import AsyncContextManagerMixin
 from anyio.abc import TaskStatus
 
-from deepinfra.core.conversation import Conversation, TextPart
+from deepinfra.core.conversation import Constraint, Conversation, TextPart
 from deepinfra.core.ids import SeqId
-from deepinfra.core.request import GenerateRequest, Prompt, SeqSpec, TextInput
+from deepinfra.core.request import GenerateRequest, Prompt, PromptInput, SeqSpec, TextInput
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.engine.answer import Answer, AnswerSettings
 from deepinfra.engine.collapse import collapsed
+from deepinfra.engine.constraints import Constraints
 from deepinfra.engine.handoff import Handoff
 from deepinfra.engine.live import Ending
 from deepinfra.engine.meters import Meters
@@ -152,9 +153,9 @@ class Engine(AsyncContextManagerMixin):
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         self.recipe.give(self._clock, self._offload)
-        version = self.recipe.version
+        version, constraints = self.recipe.version, Constraints(self.recipe, self._offload)
         for pool in self.pools:
-            pool.give(self._clock, self._offload, version)
+            pool.give(self._clock, self._offload, version, constraints)
             # The first look at an executor's identity may read all weights to fingerprint them.
             await self._offload(getattr, pool.executor, "identity")
         with collapsed():
@@ -231,6 +232,17 @@ class Engine(AsyncContextManagerMixin):
             if not self._active:
                 self._quiet.set()
 
+    async def count(self, given: PromptInput) -> int:
+        """Tokens of a prompt, rendered as `generate` renders it.
+
+        Raises:
+            EngineNotRunningError: Nobody entered the engine.
+            RequestError: The input is wrong or asks for what is not supported.
+        """
+        if not self._entered:
+            raise EngineNotRunningError
+        return len((await self._render(GenerateRequest(input=given))).ids)
+
     async def _render(self, request: GenerateRequest) -> Prompt:
         """Exact ids of a request's input, off the loop when it is long."""
         given = request.input
@@ -239,30 +251,31 @@ class Engine(AsyncContextManagerMixin):
             wrong = next((token for token in given if not 0 <= token < size), None)
             if wrong is not None:
                 raise RequestError(f"token id {wrong} is outside the vocabulary of {size}", "prompt")
-            return Prompt(ids=given, stop_ids=self.recipe.tokenizer.eos_ids, start="raw")
+            return Prompt(ids=given, stop_ids=self.recipe.tokenizer.eos_ids, start="raw", constraint=request.constraint)
         if not isinstance(given, TextInput) and request.constraint is not None:
             given = replace(given, constraint=request.constraint)
         length = len(given.text) if isinstance(given, TextInput) else _characters(given)
         if length <= _INLINE_CHARS:
-            return self._rendered(given)
+            return self._rendered(given, request.constraint)
         # Before any work: the text would not fit even if every token were the longest one.
         if length > self.max_context * self._longest_token:
             raise ContextLengthError(-(-length // self._longest_token), request.max_tokens, self.max_context)
         async with self._renders:
-            return await self._offload(self._rendered, given)
+            return await self._offload(self._rendered, given, request.constraint)
 
-    def _rendered(self, given: TextInput | Conversation) -> Prompt:
-        return self.recipe.text(given) if isinstance(given, TextInput) else self.recipe.render(given)
+    def _rendered(self, given: TextInput | Conversation, constraint: Constraint | None) -> Prompt:
+        if isinstance(given, TextInput):
+            return replace(self.recipe.text(given), constraint=constraint)
+        prompt = self.recipe.render(given)
+        if given.constraint is not None and prompt.constraint is None:
+            raise UnsupportedFieldError("constraint", "is not supported with this model's recipe")
+        return prompt
 
     def _answers(self, request: GenerateRequest, prompt: Prompt, arrived: float) -> tuple[Stream, list[Answer]]:
         """Check shape and length, and make one answer per choice."""
         self._refuse_unsupported(request, prompt)
-        limit = self.max_context
         length = len(prompt.ids)
-        if length == 0:
-            raise RequestError("the prompt is empty", "prompt")
-        if length >= limit or (request.max_tokens is not None and length + request.max_tokens > limit):
-            raise ContextLengthError(length, request.max_tokens, limit)
+        max_tokens = self._max_tokens(request, length)
         seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
         mailbox = Mailbox()
         stream = Stream(prompt, seed, request.n, mailbox)
@@ -279,7 +292,7 @@ class Engine(AsyncContextManagerMixin):
                     seq=SeqId(next(self._ids)),
                     tokens=prompt.ids,
                     prompt_len=length,
-                    max_tokens=limit - length if request.max_tokens is None else request.max_tokens,
+                    max_tokens=max_tokens,
                     seed=seed,
                     choice=choice,
                     sampling=sampling,
@@ -289,6 +302,7 @@ class Engine(AsyncContextManagerMixin):
                     priority=request.priority,
                     arrived_at=arrived,
                     deadline=None if request.deadline_s is None else arrived + request.deadline_s,
+                    constraint=prompt.constraint,
                 ),
                 stream,
                 mailbox,
@@ -297,14 +311,23 @@ class Engine(AsyncContextManagerMixin):
         ]
         return stream, answers
 
+    def _max_tokens(self, request: GenerateRequest, length: int) -> int:
+        """How many tokens a prompt of `length` may be continued by."""
+        if length == 0:
+            raise RequestError("the prompt is empty", "prompt")
+        wanted, room = request.max_tokens, self.max_context - length
+        if room < 1 or (wanted is not None and wanted > room and not request.fit):
+            raise ContextLengthError(length, wanted, self.max_context)
+        return room if wanted is None else min(wanted, room)
+
     def _refuse_unsupported(self, request: GenerateRequest, prompt: Prompt) -> None:
         """Refuse what has an effect and would not be honoured."""
         if request.n < 1:
             raise RequestError("n must be at least 1", "n")
         if request.max_tokens is not None and request.max_tokens < 1:
             raise RequestError("max_tokens must be at least 1", "max_tokens")
-        if request.constraint is not None or prompt.constraint is not None:
-            raise UnsupportedFieldError("response_format")
+        if prompt.constraint is not None and request.ignore_eos:
+            raise RequestError("ignore_eos contradicts a constraint, which says where an answer ends", "ignore_eos")
         size = self._first[0].limits.vocab_size
         if request.sampling.top_k < 0:
             raise RequestError("top_k must be at least 0", "top_k")
@@ -317,6 +340,10 @@ class Engine(AsyncContextManagerMixin):
             provides = pool.executor.provides
             if request.sampling.logprobs is not None and "logprobs" not in provides:
                 raise UnsupportedFieldError("logprobs")
+            if prompt.media and "media" not in provides:
+                raise UnsupportedFieldError("input", "holds media, which this server's executor does not take")
+            if prompt.constraint is not None and "masks" not in provides:
+                raise UnsupportedFieldError("constraint")
             if "sampling" not in provides:
                 plain = SamplingParams(temperature=request.sampling.temperature, logprobs=request.sampling.logprobs)
                 for name in SamplingParams.__slots__:
@@ -339,7 +366,7 @@ class Engine(AsyncContextManagerMixin):
                 answer.finish(ending)
             if deadline.cancelled_caught:
                 answer.fail(answer.deadline_error())
-        except (EngineError, Overloaded, ExecutorLost) as error:
+        except (EngineError, Overloaded, ExecutorLost, RequestError) as error:
             if not admitted:
                 raise
             answer.finish(Ending(error.code, str(error)))

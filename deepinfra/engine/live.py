@@ -11,6 +11,7 @@ from deepinfra.core.ids import BlockId, BlockKey, Epoch
 from deepinfra.core.kv import RecordRef, block_keys
 from deepinfra.core.request import CachedTokens, SeqSpec
 from deepinfra.core.step import TokenProbs
+from deepinfra.engine.matcher import Matcher
 from deepinfra.engine.stream import Signal
 from deepinfra.interfaces.kvstore import KVStore
 
@@ -63,6 +64,8 @@ class Live:
         prefill_only: Ends after the first sampled token, keeping its blocks for a handoff.
         over: Takes no part in further steps.
         cached: Prompt tokens that were not computed, fixed at the first opening.
+        written: Prompt tokens that were computed and can be found again, fixed at the first opening.
+        matcher: Where it stands in its constraint: behind the last of `tokens`.
     """
 
     spec: SeqSpec
@@ -82,7 +85,9 @@ class Live:
     source: Source | None = None
     loaded_tiers: dict[BlockKey, str] = field(default_factory=dict)
     cached: CachedTokens = field(default_factory=CachedTokens)
+    written: int = 0
     opened_at: float | None = None
+    matcher: Matcher | None = None
     _tokens_out: list[int] = field(default_factory=list)
     _probs_out: list[TokenProbs] = field(default_factory=list)
     _ending: Ending | None = None

@@ -106,6 +106,7 @@ class Planner:
             opened=tuple(draft.opened),
             closed=closed,
             fills=tuple(fills),
+            masked=any(item.samples and lives[item.seq].matcher is not None for item in draft.items),
         )
         return Planned(
             plan=plan,
@@ -164,6 +165,7 @@ class Planner:
         if not live.opened_before:
             live.opened_before = True
             live.cached = self._cached(live, keys, start)
+            live.written = max(0, live.spec.prompt_len // size * size - cached)
         draft.opened.append(
             SeqOpen(
                 seq=live.spec.seq,

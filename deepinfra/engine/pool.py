@@ -15,27 +15,24 @@ from deepinfra.core.ids import SeqId
 from deepinfra.core.kv import KVStats, root_key
 from deepinfra.core.model import ExecutorLimits
 from deepinfra.core.request import SeqSpec
-from deepinfra.core.step import Choice, Job, StepReport, StepView
-from deepinfra.engine.blocks import BlockPool
+from deepinfra.core.step import Job, StepReport
 from deepinfra.engine.collapse import collapsed
-from deepinfra.engine.committing import Committer
+from deepinfra.engine.constraints import Constraints
 from deepinfra.engine.drafting import Drafting
 from deepinfra.engine.handoff import Handoff, HandoffStore, export
-from deepinfra.engine.live import Ending, Live, Source
-from deepinfra.engine.loader import Loader
-from deepinfra.engine.planner import Planned, Planner
+from deepinfra.engine.live import Ending, Live
+from deepinfra.engine.matcher import Matcher
+from deepinfra.engine.roster import Roster
 from deepinfra.engine.saver import Saver
 from deepinfra.engine.sources import find_source, namespace_of
-from deepinfra.engine.staging import Slots
-from deepinfra.engine.stats import Histogram, PoolStats, State
-from deepinfra.engine.stream import Signal
+from deepinfra.engine.stats import PoolStats, State, StepTally
+from deepinfra.engine.stepper import Stepper
 from deepinfra.errors import (
     EngineNotRunningError,
     ExecutorLost,
-    Overloaded,
     PoolFailedError,
-    StepFailed,
     UnsupportedCombination,
+    UnsupportedFieldError,
 )
 from deepinfra.interfaces.executor import Executor
 from deepinfra.interfaces.given import Clock, Offload, SystemClock, ThreadOffload
@@ -54,23 +51,11 @@ MAX_LOSSES = 3
 _HEALTHY_STEPS, _HEALTHY_S = 256, 60.0
 """A loss after so many good steps, or so long after entering, is no longer in a row with the one before."""
 
-_MATCH_TIMEOUT_S, _LOAD_TIMEOUT_S = 1.0, 30.0
-"""A store that takes longer to answer, or to deliver a prompt's blocks, is late: what it has not brought is a miss."""
+_MATCH_TIMEOUT_S = 1.0
+"""A store that takes longer to answer is late: what it has not said is a miss."""
 
 _INLINE_TOKENS = 16384
 """Longer prompts are hashed off the loop: SHA-256 over 16k tokens takes about 0.5 ms."""
-
-
-class _Core:
-    """What exists only while the executor is entered: device blocks, staging, and what works on them."""
-
-    def __init__(self, pool: Pool, tasks: TaskGroup) -> None:
-        limits, layout = pool.executor.limits, pool.executor.layout
-        self.tasks = tasks
-        self.blocks = BlockPool(limits.num_blocks, layout.block_size)
-        self.slots = Slots(pool.executor.memory.num_slots)
-        self.planner = Planner(self.blocks, limits)
-        self.loader = Loader(self.blocks, self.slots, pool.executor.memory, pool.offload)
 
 
 class Pool(AsyncContextManagerMixin):
@@ -108,11 +93,11 @@ class Pool(AsyncContextManagerMixin):
         self.state: State = "stopped"
         self.failure: PoolFailedError | None = None
         self._recipe_version = ""
-        self._core: _Core | None = None
+        self._stepper: Stepper | None = None
+        self._constraints: Constraints | None = None
         self.limits: ExecutorLimits
-        self._step_seconds = Histogram()
-        self._overhead = 0.0
-        self._preemptions = self._losses = self._steps = 0
+        self._tally = StepTally()
+        self._losses = 0
         self._check()
 
     def _check(self) -> None:
@@ -131,9 +116,16 @@ class Pool(AsyncContextManagerMixin):
 
     # -- life ---------------------------------------------------------------------------------------
 
-    def give(self, clock: Clock, offload: Offload, recipe_version: str) -> None:
-        """Receive time, threads and the recipe's part of the namespace; called by the engine before `async with`."""
-        self.clock, self.offload, self._recipe_version = clock, offload, recipe_version
+    def give(self, clock: Clock, offload: Offload, recipe_version: str, constraints: Constraints | None = None) -> None:
+        """Receive what the engine's pools share; called by the engine before `async with`.
+
+        Args:
+            clock: Time.
+            offload: Threads.
+            recipe_version: The recipe's part of the namespace.
+            constraints: Compiles what sequences must match; without it constrained ones are refused.
+        """
+        self.clock, self.offload, self._recipe_version, self._constraints = clock, offload, recipe_version, constraints
         for part in self._parts():
             part.give(clock, offload)
 
@@ -144,18 +136,12 @@ class Pool(AsyncContextManagerMixin):
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         self.state, self.failure = "starting", None
-        self._lives: dict[SeqId, Live] = {}
-        self._gone: list[Live] = []
-        self._fetchable: set[SeqId] = set()
-        self._loading: set[SeqId] = set()
-        self._wake = Signal()
-        self._empty = anyio.Event()
-        self._core = None
+        self._roster = Roster()
+        self._stepper = None
         self._drafting = Drafting(self.speculator) if self.speculator is not None else None
         self._saver = (
             Saver(self.store, self.executor.layout, self.executor.identity.model) if self.store is not None else None
         )
-        self._commits = Committer(self.scheduler, self._saver, self._drafting)
         try:
             with collapsed():
                 async with AsyncExitStack() as stack:
@@ -173,20 +159,19 @@ class Pool(AsyncContextManagerMixin):
         """Keep an executor entered and step it; a lost one is entered again, up to a limit."""
         started, in_a_row = False, 0
         while True:
-            lost: ExecutorLost | None = None
-            steps_before, entered_at = self._steps, self.clock.now()
+            steps_before, entered_at = self._tally.steps, self.clock.now()
             try:
                 with collapsed():
                     async with self.executor, anyio.create_task_group() as tasks:
                         self.limits = self.executor.limits
-                        self._core = core = _Core(self, tasks)
+                        self._stepper = stepper = self._new_stepper(tasks)
                         if self._saver is not None:
-                            tasks.start_soon(self._saving, self._saver, core)
+                            tasks.start_soon(self._saving, self._saver, stepper)
                         self.state = "ready"
                         if not started:
                             started = True
                             task_status.started()
-                        lost = await self._steps_until_lost(core)
+                        lost = await stepper.run()
                         tasks.cancel_scope.cancel()
             except ExecutorLost as error:
                 if not started:
@@ -198,10 +183,8 @@ class Pool(AsyncContextManagerMixin):
                 _log.exception("pool %s failed", self.name)
                 self._fail(PoolFailedError(f"one of its parts raised {type(error).__name__}; the log says more"))
                 return
-            self._core = None
-            if lost is None:
-                return
-            healthy = self._steps - steps_before >= _HEALTHY_STEPS or self.clock.now() - entered_at >= _HEALTHY_S
+            self._stepper = None
+            healthy = self._tally.steps - steps_before >= _HEALTHY_STEPS or self.clock.now() - entered_at >= _HEALTHY_S
             in_a_row = 1 if healthy else in_a_row + 1
             self._losses += 1
             _log.warning("pool %s lost its executor (%d in a row): %s", self.name, in_a_row, lost)
@@ -216,42 +199,42 @@ class Pool(AsyncContextManagerMixin):
                 self._fail(PoolFailedError(f"one of its parts raised {type(error).__name__}; the log says more"))
                 return
 
-    async def _saving(self, saver: Saver, core: _Core) -> None:
+    def _new_stepper(self, tasks: TaskGroup) -> Stepper:
+        return Stepper(
+            self.scheduler,
+            self.executor,
+            drafting=self._drafting,
+            saver=self._saver,
+            roster=self._roster,
+            tally=self._tally,
+            clock=self.clock,
+            offload=self.offload,
+            tasks=tasks,
+            name=self.name,
+        )
+
+    async def _saving(self, saver: Saver, stepper: Stepper) -> None:
         """Run the saver; a store that raises although it must not costs a log line and the queue, not the pool."""
         while True:
             try:
-                await saver.run(self.executor.memory, core.blocks, core.slots, self._wake)
+                await saver.run(self.executor.memory, stepper.blocks, stepper.slots, self._roster.wake)
                 return
             except Exception:
                 _log.exception("pool %s: the store failed to save", self.name)
 
-    async def _load(self, core: _Core, live: Live, source: Source) -> None:
-        """Run one load; a store that raises although it must not is a miss."""
-        self._loading.add(live.spec.seq)
-        try:
-            with anyio.move_on_after(_LOAD_TIMEOUT_S) as scope:
-                await core.loader.run(live, source, self._wake.set)
-            if scope.cancelled_caught:
-                _log.warning("pool %s: a load took more than %g s and was given up", self.name, _LOAD_TIMEOUT_S)
-        except Exception:
-            _log.exception("pool %s: the store failed to load", self.name)
-        finally:
-            self._loading.discard(live.spec.seq)
-            self._wake.set()
-
     def _fail(self, failure: PoolFailedError) -> None:
         self.state, self.failure = "failed", failure
-        self._core = None
-        self._empty.set()
-        for live in self._lives.values():
+        self._stepper = None
+        self._roster.empty.set()
+        for live in self._roster.lives.values():
             live.push((), (), Ending(failure.code, str(failure)))
-        for live in self._gone:
-            self._lives.pop(live.spec.seq, None)
+        for live in self._roster.gone:
+            self._roster.forget(live)
 
     def _recover(self, lost: ExecutorLost) -> None:
         """Put running sequences back into the queue, to be computed once more from their tokens and seed."""
         preempted: list[SeqId] = []
-        for live in self._lives.values():
+        for live in self._roster.lives.values():
             if not live.running:
                 continue
             live.reset()
@@ -260,7 +243,7 @@ class Pool(AsyncContextManagerMixin):
                 live.push((), (), Ending(lost.code, f"{lost}; it was lost before while this request ran"))
             preempted.append(live.spec.seq)
         self.scheduler.commit(StepReport(step=-1, seconds=0.0, rows=(), preempted=tuple(preempted)))
-        for live in self._gone:
+        for live in self._roster.gone:
             live.reset()
 
     # -- a sequence's life ---------------------------------------------------------------------------
@@ -274,9 +257,12 @@ class Pool(AsyncContextManagerMixin):
         Raises:
             Overloaded: The scheduler does not admit it.
             PoolFailedError: The pool no longer serves; says why.
+            RequestError: Its constraint is wrong.
         """
+        matcher = await self._matcher(spec)
         namespace = namespace_of(self.executor, self._recipe_version, spec.tenant)
-        live = Live(spec=spec, root=root_key(namespace), tokens=list(spec.tokens), prefill_only=prefill_only)
+        tokens = list(spec.tokens)
+        live = Live(spec=spec, root=root_key(namespace), tokens=tokens, prefill_only=prefill_only, matcher=matcher)
         if len(live.tokens) > _INLINE_TOKENS:
             await self.offload(live.extend_keys, self.executor.layout.block_size)
         else:
@@ -285,11 +271,11 @@ class Pool(AsyncContextManagerMixin):
         # Not before the wait: a pool that failed meanwhile has told every sequence it knew, and not this one.
         if self.state in ("failed", "stopped"):
             raise self.failure or EngineNotRunningError
-        core = self._core
-        device = 0 if core is None else len(core.blocks.match(live.keys))
+        stepper = self._stepper
+        device = 0 if stepper is None else len(stepper.blocks.match(live.keys))
         held = len(live.source.refs) if live.source is not None else 0
         if held > device:
-            self._fetchable.add(spec.seq)
+            self._roster.fetchable.add(spec.seq)
         cached = min(max(device, held) * self.executor.layout.block_size, len(live.tokens) - 1)
         self.scheduler.add(
             Job(
@@ -303,19 +289,20 @@ class Pool(AsyncContextManagerMixin):
                 deadline=spec.deadline,
             )
         )
-        self._lives[spec.seq] = live
-        if self._empty.is_set():
-            self._empty = anyio.Event()
-        self._wake.set()
+        self._roster.enter(live)
         try:
             yield live
         finally:
-            live.over = True
+            self._roster.leave(live)
             if self.state in ("failed", "stopped"):
-                self._lives.pop(spec.seq, None)
-            else:
-                self._gone.append(live)
-                self._wake.set()
+                self._roster.forget(live)
+
+    async def _matcher(self, spec: SeqSpec) -> Matcher | None:
+        if spec.constraint is None:
+            return None
+        if self._constraints is None or "masks" not in self.executor.provides:
+            raise UnsupportedFieldError("constraint")
+        return await self._constraints.matcher(spec)
 
     async def _find_source(self, live: Live, handoff: Handoff | None) -> None:
         """Note what the handoff, or else the store, holds of the prompt."""
@@ -332,145 +319,26 @@ class Pool(AsyncContextManagerMixin):
 
     async def export(self, live: Live) -> Handoff:
         """Copy a prefilled sequence's published blocks out; call inside `run`, after its first token."""
-        core = self._core
-        if core is None:
+        stepper = self._stepper
+        if stepper is None:
             raise ExecutorLost("the executor was lost before the handoff")
-        return await export(live, core.blocks, core.slots, self.executor.memory, self._wake)
+        return await export(live, stepper.blocks, stepper.slots, self.executor.memory, self._roster.wake)
 
     def view(self) -> tuple[int, int]:
         """(waiting, running) sequences; what a route needs to know."""
-        running = len(self._core.planner.running) if self._core is not None else 0
-        return len(self._lives) - running, running
+        running = len(self._stepper.planner.running) if self._stepper is not None else 0
+        return len(self._roster.lives) - running, running
 
     async def settle(self) -> None:
         """Wait until no sequence and no load is left and queued KV is saved."""
-        while (self._lives or self._loading) and self.state in ("ready", "starting"):
-            await self._empty.wait()
+        while (self._roster.lives or self._roster.loading) and self.state in ("ready", "starting"):
+            await self._roster.empty.wait()
         if self._saver is not None and self.state == "ready":
             await self._saver.flush()
 
-    # -- the loop ------------------------------------------------------------------------------------
-
-    async def _steps_until_lost(self, core: _Core) -> ExecutorLost | None:
-        """Plan, submit, wait, commit, until cancelled or the executor is lost."""
-        boundary = self.clock.now()
-        while True:
-            self._reap(core)
-            choice = self.scheduler.plan(self._view(core))
-            for seq in choice.fetch:
-                self._fetch(core, seq)
-            self._shed(choice)
-            arrived = core.loader.collect()
-            planned = core.planner.plan(choice, self._lives, arrived)
-            self._mark_opened(planned)
-            if planned is None or not (planned.plan.items or planned.plan.fills):
-                core.slots.give([record.slot for record in arrived])
-                self._preempted(planned)
-                await self._idle(core)
-                boundary = self.clock.now()
-                continue
-            try:
-                seconds = await self._one_step(core, planned)
-            except ExecutorLost as error:
-                return error
-            now = self.clock.now()
-            self._step_seconds.add(seconds)
-            self._overhead += max(0.0, now - boundary - seconds)
-            boundary = now
-
-    async def _one_step(self, core: _Core, planned: Planned) -> float:
-        """Run one step; returns the executor's seconds."""
-        handle = self.executor.submit(planned.plan)
-        try:
-            # Only the end of the pool cancels this wait; then nobody plans on, so no block is reused under the step.
-            result = await handle.result()
-        except StepFailed as error:
-            self._commits.failed(core.blocks, planned, error)
-            return 0.0
-        except ExecutorLost:
-            self._commits.lost(planned)
-            raise
-        finally:
-            core.slots.give(planned.slots)
-            core.loader.slots_freed()
-        self._steps += 1
-        self._preemptions += len(planned.preempted)
-        self._commits.step(core.blocks, planned, result)
-        if self._drafting is not None and result.seconds > 0 and all(item.samples for item in planned.plan.items):
-            self._drafting.timed(sum(item.length for item in planned.plan.items), result.seconds)
-        return result.seconds
-
-    def _view(self, core: _Core) -> StepView:
-        if self._drafting is not None:
-            self._drafting.propose(core.planner.running, self.executor.limits)
-        limits = self.executor.limits
-        return StepView(
-            now=self.clock.now(),
-            step=self._steps,
-            max_step_tokens=limits.max_step_tokens,
-            max_seqs=limits.max_seqs,
-            block_size=core.blocks.block_size,
-            num_blocks=core.blocks.num_blocks,
-            free_blocks=core.blocks.free_blocks,
-            running=tuple(self._commits.row(live) for live in core.planner.running.values() if not live.over),
-            fetchable=frozenset(self._fetchable),
-            loading=frozenset(self._loading),
-            grid=limits.grid,
-        )
-
-    def _reap(self, core: _Core) -> None:
-        """Forget sequences that are over; the only place where blocks of a live sequence are given back."""
-        gone, self._gone = self._gone, []
-        for live in gone:
-            self.scheduler.finish(live.spec.seq)
-            if self._drafting is not None:
-                self._drafting.forget(live)
-            core.planner.close(live)
-            self._lives.pop(live.spec.seq, None)
-            self._fetchable.discard(live.spec.seq)
-
-    def _fetch(self, core: _Core, seq: SeqId) -> None:
-        live = self._lives.get(seq)
-        if live is not None and live.source is not None and seq in self._fetchable:
-            self._fetchable.discard(seq)
-            core.tasks.start_soon(self._load, core, live, live.source)
-
-    def _shed(self, choice: Choice) -> None:
-        for seq in choice.shed:
-            live = self._lives.get(seq)
-            if live is not None and not live.running:
-                live.push((), (), Ending(Overloaded.code, "shed from the queue: the server is overloaded"))
-
-    def _mark_opened(self, planned: Planned | None) -> None:
-        if planned is None:
-            return
-        now = self.clock.now()
-        for seq in planned.opened:
-            live = planned.lives[seq]
-            self._fetchable.discard(seq)
-            if live.opened_at is None:
-                live.opened_at = now
-            if self._saver is not None:
-                self._saver.touch(live.keys[: live.published], live.spec.retention)
-
-    def _preempted(self, planned: Planned | None) -> None:
-        if planned is not None and planned.preempted:
-            self.scheduler.commit(StepReport(step=planned.plan.step, seconds=0.0, rows=(), preempted=planned.preempted))
-
-    async def _idle(self, core: _Core) -> None:
-        """Wait for work; with sequences alive at most 50 ms, so that a Scheduler that forgets to ask cannot hang us."""
-        if not self._lives and not self._loading:
-            self._empty.set()
-        wake_at = self.scheduler.wake_at()
-        timeout = 0.05 if self._lives else float("inf")
-        if wake_at is not None:
-            timeout = min(timeout, max(0.0, wake_at - self.clock.now()))
-        with anyio.move_on_after(timeout):
-            await self._wake.wait()
-
     def stats(self) -> PoolStats:
         """Numbers so far."""
-        core = self._core
+        stepper = self._stepper
         waiting, running = self.view() if self.state != "stopped" else (0, 0)
         saver = self._saver if self.state != "stopped" else None
         verified, accepted = (0, 0) if self.state == "stopped" or self._drafting is None else self._drafting.counts
@@ -480,20 +348,20 @@ class Pool(AsyncContextManagerMixin):
             state=self.state,
             waiting=waiting,
             running=running,
-            blocks_total=core.blocks.num_blocks if core else 0,
-            blocks_free=core.blocks.free_blocks if core else 0,
-            blocks_cached=core.blocks.cached_blocks if core else 0,
-            slots_total=core.slots.num_slots if core else 0,
-            slots_free=core.slots.free if core else 0,
-            steps=self._steps,
-            preemptions=self._preemptions,
+            blocks_total=stepper.blocks.num_blocks if stepper else 0,
+            blocks_free=stepper.blocks.free_blocks if stepper else 0,
+            blocks_cached=stepper.blocks.cached_blocks if stepper else 0,
+            slots_total=stepper.slots.num_slots if stepper else 0,
+            slots_free=stepper.slots.free if stepper else 0,
+            steps=self._tally.steps,
+            preemptions=self._tally.preemptions,
             executor_losses=self._losses,
             saves_waiting=saver.waiting if saver else 0,
             saves_dropped=saver.dropped if saver else 0,
-            records_damaged=core.loader.damaged if core else 0,
+            records_damaged=stepper.loader.damaged if stepper else 0,
             drafts_verified=verified,
             drafts_accepted=accepted,
-            step_seconds=self._step_seconds.snapshot(),
-            overhead_seconds=self._overhead,
+            step_seconds=self._tally.seconds.snapshot(),
+            overhead_seconds=self._tally.overhead,
             store=store,
         )

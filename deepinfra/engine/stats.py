@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from deepinfra.core.kv import KVStats
 
-__all__ = ("EngineStats", "Histogram", "HistogramSnapshot", "PoolStats", "State")
+__all__ = ("EngineStats", "Histogram", "HistogramSnapshot", "PoolStats", "State", "StepTally")
 
 State = Literal["stopped", "starting", "ready", "draining", "failed"]
 
@@ -46,6 +46,16 @@ class Histogram:
     def snapshot(self) -> HistogramSnapshot:
         """What was counted so far."""
         return HistogramSnapshot(SECONDS, tuple(self._counts), self._total)
+
+
+@dataclass(slots=True, eq=False)
+class StepTally:
+    """A pool's steps so far: how many, how many preemptions, seconds inside and outside the executor."""
+
+    steps: int = 0
+    preemptions: int = 0
+    seconds: Histogram = field(default_factory=Histogram)
+    overhead: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

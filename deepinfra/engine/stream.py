@@ -115,7 +115,7 @@ class Stream:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far over all choices; the prompt counts once, and what of it was cached is what choice 0 found."""
+        """Tokens so far over all choices; the prompt counts once, cached and written as choice 0 found it."""
         usages = self._usage.values()
         if not usages:
             return Usage(prompt_tokens=len(self.prompt.ids))
@@ -124,6 +124,7 @@ class Stream:
             completion_tokens=sum(usage.completion_tokens for usage in usages),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
             cached=self._usage[0].cached if 0 in self._usage else CachedTokens(),
+            cache_write_tokens=self._usage[0].cache_write_tokens if 0 in self._usage else 0,
         )
 
     def count(self, choice: int, usage: Usage) -> None:

@@ -2,7 +2,8 @@
 
 The KV cell of a position is a digest of the whole prefix up to it; the next token is a digest of all cells *read back*
 through the block table. A wrong, stale, foreign or half-written block therefore changes the text, which a real model
-would often hide. A step that writes a block somebody else may read fails.
+would often hide. A step that writes a block somebody else may read fails. Under a mask the next token is the first
+allowed one from there upwards, so a mask of another row, or of another moment, changes the text too.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import random
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from typing import Self
 
+import anyio
 import anyio.lowlevel
 
 from deepinfra.core.ids import BlockId, Epoch, SeqId
@@ -35,10 +38,28 @@ def toy_cell(prefix: Sequence[int], seed: int = 0) -> bytes:
     return h.digest()
 
 
-def toy_next(cells: bytes, draw: float, vocab_size: int) -> int:
-    """The token after the positions whose cells these are; `draw` is 0 when greedy."""
+def toy_next(cells: bytes, draw: float, vocab_size: int, allowed: bytes | None = None) -> int:
+    """The token after the positions whose cells these are.
+
+    Args:
+        cells: Of all positions before.
+        draw: The draw's random number, 0 when greedy.
+        vocab_size: Tokens are `0 .. vocab_size - 1`.
+        allowed: A mask as in `MaskRows`; of the tokens it allows the first one from the unmasked token upwards is
+            taken, beginning again at 0.
+
+    Raises:
+        ValueError: The mask allows no token.
+    """
     h = hashlib.blake2b(cells, digest_size=8, key=int(draw * 2**53).to_bytes(8, "little"))
-    return int.from_bytes(h.digest(), "little") % vocab_size
+    first = int.from_bytes(h.digest(), "little") % vocab_size
+    if allowed is None:
+        return first
+    for step in range(vocab_size):
+        token = (first + step) % vocab_size
+        if allowed[token >> 3] >> (token & 7) & 1:
+            return token
+    raise ValueError("the mask allows no token")
 
 
 class _Seq:
@@ -84,22 +105,37 @@ class _ToyMemory(KVMemory):
 
 
 class _Step(StepHandle):
-    def __init__(self, outcome: StepResult | StepFailed, checkpoints: int) -> None:
-        self._outcome, self._checkpoints = outcome, checkpoints
+    def __init__(self, executor: ToyExecutor, plan: StepPlan, checkpoints: int) -> None:
+        self._executor, self._plan, self._checkpoints = executor, plan, checkpoints
+        self._outcome: StepResult | StepFailed
+        self._over = anyio.Event()
+        if not plan.masked:
+            self._run({})
 
     def masks(self, rows: MaskRows) -> None:
-        raise ExecutorError("the toy executor takes no masks")
+        if not self._plan.masked or self._over.is_set():
+            raise ExecutorError("masks are given once, and only to a step whose plan is masked")
+        self._run(_by_seq(rows))
+
+    def _run(self, masks: Mapping[SeqId, Sequence[bytes]]) -> None:
+        self._executor._masks = masks
+        try:
+            self._outcome = self._executor._run(self._plan)
+        except StepFailed as error:
+            self._outcome = error
+        self._over.set()
 
     async def result(self) -> StepResult:
         for _ in range(self._checkpoints):
             await anyio.lowlevel.checkpoint()
+        await self._over.wait()
         if isinstance(self._outcome, StepFailed):
             raise self._outcome
         return self._outcome
 
 
 class ToyExecutor(Executor):
-    """See the module. Computes at `submit`; `result` yields to other tasks a few times, as a real wait would.
+    """See the module. Computes at `submit`, or when it gets its masks; `result` yields a few times, as a wait would.
 
     Args:
         num_blocks: Blocks of KV.
@@ -147,7 +183,7 @@ class ToyExecutor(Executor):
     @property
     def provides(self) -> frozenset[str]:
         """See `Executor.provides`."""
-        return frozenset({"drafts", "logprobs", "batch-invariant"})
+        return frozenset({"batch-invariant", "drafts", "logprobs", "masks"})
 
     @property
     def layout(self) -> KVLayout:
@@ -183,6 +219,7 @@ class ToyExecutor(Executor):
             slots = memoryview(bytearray((FRAME_NBYTES + nbytes) * self._limits.num_slots))
         self._memory = _ToyMemory(self._limits.num_blocks, nbytes, slots)
         self._seqs: dict[SeqId, _Seq] = {}
+        self._masks: Mapping[SeqId, Sequence[bytes]] = {}
         try:
             yield self
         finally:
@@ -190,12 +227,7 @@ class ToyExecutor(Executor):
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """See `Executor.submit`."""
-        outcome: StepResult | StepFailed
-        try:
-            outcome = self._run(plan)
-        except StepFailed as error:
-            outcome = error
-        return _Step(outcome, self._random.randrange(4))
+        return _Step(self, plan, self._random.randrange(4))
 
     def _run(self, plan: StepPlan) -> StepResult:
         for seq in plan.closed:
@@ -257,18 +289,26 @@ class ToyExecutor(Executor):
     def _sample(self, item: WorkItem, state: _Seq) -> SeqOutput:
         known = len(state.tokens)
         cells = self._read(state, known + len(item.drafts))
+        size, masks = self._limits.vocab_size, self._masks.get(item.seq)
         tokens: list[int] = []
         for index in range(len(item.drafts) + 1):
             length = known + index
-            token = toy_next(cells[: length * _CELL_NBYTES], state.draw(length), self._limits.vocab_size)
+            allowed = masks[index] if masks is not None else None
+            token = toy_next(cells[: length * _CELL_NBYTES], state.draw(length), size, allowed)
             tokens.append(token)
             if index < len(item.drafts) and item.drafts[index] != token:
                 break
         probs: tuple[TokenProbs, ...] = ()
         wanted = state.opened.sampling.logprobs
         if wanted is not None:
-            size = self._limits.vocab_size
             probs = tuple(
                 TokenProbs(-0.5, tuple(((token + i) % size, -0.5 - i) for i in range(wanted))) for token in tokens
             )
         return SeqOutput(item.seq, item.epoch, tuple(tokens), probs)
+
+
+def _by_seq(rows: MaskRows) -> dict[SeqId, list[bytes]]:
+    nbytes = len(rows.bits) // sum(rows.rows_per_seq)
+    masks = [rows.bits[at : at + nbytes] for at in range(0, len(rows.bits), nbytes)]
+    ends = accumulate(rows.rows_per_seq)
+    return {seq: masks[end - count : end] for seq, count, end in zip(rows.seqs, rows.rows_per_seq, ends, strict=True)}

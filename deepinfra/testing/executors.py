@@ -40,11 +40,11 @@ class _Handle(StepHandle):
 
 
 class _Failed(StepHandle):
-    def __init__(self, seqs: Sequence[int]) -> None:
-        self._seqs = seqs
+    def __init__(self, inner: StepHandle, seqs: Sequence[int]) -> None:
+        self._inner, self._seqs = inner, seqs
 
     def masks(self, rows: MaskRows) -> None:
-        """A failed step needs none."""
+        self._inner.masks(rows)
 
     async def result(self) -> StepResult:
         raise StepFailed(self._seqs, "out of memory in a kernel")
@@ -147,8 +147,8 @@ class FlakyExecutor(Executor):
             self.hit += len(named)
             # A row of no sequence makes the inner step fail as a whole: what the plan told stands, no row is kept.
             stray = plan.items[0]._replace(seq=_NOBODY, blocks=())
-            self.inner.submit(plan._replace(items=(*plan.items, stray)))
-            return _Failed(named)
+            inner = self.inner.submit(plan._replace(items=(*plan.items, stray)))
+            return _Failed(inner, named)
         if fault == "row" and seqs:
             self.injected[fault] += 1
             self.hit += 1

@@ -52,7 +52,10 @@ FIELDS: dict[str, tuple[bytes, str]] = {
     "no answers": (chat(n=0), "n"),
     "bias of a token that does not exist": (chat(logit_bias={"49152": 1}), "logit_bias.49152"),
     "bias of a word": (chat(logit_bias={"the": 1}), "logit_bias.the"),
-    "a constraint, which is not kept yet": (user("json", response_format={"type": "json_object"}), "response_format"),
+    "a schema that cannot be enforced": (
+        user("json", response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}),
+        "response_format",
+    ),
     "half a surrogate pair": (b'{"model": "smollm2", "messages": "\\ud800"}', "messages"),
     "a key twice": (b'{"model": "smollm2", "model": "smollm2"}', "model"),
 }

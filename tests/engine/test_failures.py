@@ -251,7 +251,7 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
 
 async def test_a_store_that_never_answers_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deepinfra.engine.pool._MATCH_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("deepinfra.engine.pool._LOAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("deepinfra.engine.stepper._LOAD_TIMEOUT_S", 0.05)
 
     class Mute(MemoryStore):
         async def match(self, keys):  # type: ignore[no-untyped-def]

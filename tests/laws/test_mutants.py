@@ -34,8 +34,8 @@ def release_inside_a_step(patch: Patch) -> None:
             async with original(self, *args, **kwargs) as live:
                 yield live
         finally:
-            if self._core is not None:
-                self._reap(self._core)
+            if self._stepper is not None:
+                self._stepper.reap()
 
     patch.setattr(Pool, "run", run)
 

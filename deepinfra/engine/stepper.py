@@ -1,0 +1,218 @@
+"""The loop of a pool: what lasts as long as its executor is entered."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+from anyio.abc import TaskGroup
+
+from deepinfra.core.ids import SeqId
+from deepinfra.core.step import Choice, StepReport, StepResult, StepView
+from deepinfra.engine.blocks import BlockPool
+from deepinfra.engine.committing import Committer
+from deepinfra.engine.drafting import Drafting
+from deepinfra.engine.live import Ending, Live, Source
+from deepinfra.engine.loader import Loader
+from deepinfra.engine.matcher import masks_of
+from deepinfra.engine.planner import Planned, Planner
+from deepinfra.engine.roster import Roster
+from deepinfra.engine.saver import Saver
+from deepinfra.engine.staging import Slots
+from deepinfra.engine.stats import StepTally
+from deepinfra.errors import ExecutorLost, Overloaded, StepFailed
+from deepinfra.interfaces.executor import Executor
+from deepinfra.interfaces.given import Clock, Offload
+from deepinfra.interfaces.scheduler import Scheduler
+
+__all__ = ("Stepper",)
+
+_log = logging.getLogger("deepinfra.engine")
+
+_LOAD_TIMEOUT_S = 30.0
+"""A store that takes longer to deliver a prompt's blocks is late: what it has not brought is a miss."""
+
+
+class Stepper:
+    """Device blocks, staging, and the loop that plans, submits and commits steps; one per life of an executor.
+
+    Args:
+        scheduler: Who runs next.
+        executor: Entered.
+        drafting: The pool's drafts, if it has a Speculator.
+        saver: Takes published blocks, if it has a store.
+        roster: The pool's sequences.
+        tally: The pool's counts.
+        clock: Time.
+        offload: Threads.
+        tasks: Where loads run.
+        name: The pool's, for logs.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        drafting: Drafting | None,
+        saver: Saver | None,
+        roster: Roster,
+        tally: StepTally,
+        clock: Clock,
+        offload: Offload,
+        tasks: TaskGroup,
+        name: str,
+    ) -> None:
+        limits, layout = executor.limits, executor.layout
+        self._scheduler, self._executor, self._drafting, self._saver = scheduler, executor, drafting, saver
+        self._roster, self._tally, self._clock, self._offload = roster, tally, clock, offload
+        self._tasks, self._name = tasks, name
+        self._commits = Committer(scheduler, saver, drafting)
+        self.blocks = BlockPool(limits.num_blocks, layout.block_size)
+        self.slots = Slots(executor.memory.num_slots)
+        self.planner = Planner(self.blocks, limits)
+        self.loader = Loader(self.blocks, self.slots, executor.memory, offload)
+
+    async def run(self) -> ExecutorLost:
+        """Plan, submit, wait, commit, until cancelled or the executor is lost; returns the loss."""
+        boundary = self._clock.now()
+        while True:
+            self.reap()
+            choice = self._scheduler.plan(self._view())
+            for seq in choice.fetch:
+                self._fetch(seq)
+            self._shed(choice)
+            arrived = self.loader.collect()
+            planned = self.planner.plan(choice, self._roster.lives, arrived)
+            self._mark_opened(planned)
+            if planned is None or not (planned.plan.items or planned.plan.fills):
+                self.slots.give([record.slot for record in arrived])
+                self._preempted(planned)
+                await self._idle()
+                boundary = self._clock.now()
+                continue
+            try:
+                seconds = await self._step(planned)
+            except ExecutorLost as error:
+                return error
+            now = self._clock.now()
+            self._tally.seconds.add(seconds)
+            self._tally.overhead += max(0.0, now - boundary - seconds)
+            boundary = now
+
+    def reap(self) -> None:
+        """Forget sequences that are over; the only place where blocks of a live sequence are given back."""
+        gone, self._roster.gone = self._roster.gone, []
+        for live in gone:
+            self._scheduler.finish(live.spec.seq)
+            if self._drafting is not None:
+                self._drafting.forget(live)
+            self.planner.close(live)
+            self._roster.forget(live)
+
+    async def _step(self, planned: Planned) -> float:
+        """Run one step; returns the executor's seconds."""
+        try:
+            # Only the end of the pool cancels this wait; then nobody plans on, so no block is reused under the step.
+            result = await self._executed(planned)
+        except StepFailed as error:
+            self._commits.failed(self.blocks, planned, error)
+            return 0.0
+        except ExecutorLost:
+            self._commits.lost(planned)
+            raise
+        finally:
+            self.slots.give(planned.slots)
+            self.loader.slots_freed()
+        self._tally.steps += 1
+        self._tally.preemptions += len(planned.preempted)
+        self._commits.step(self.blocks, planned, result)
+        if self._drafting is not None and result.seconds > 0 and all(item.samples for item in planned.plan.items):
+            self._drafting.timed(sum(item.length for item in planned.plan.items), result.seconds)
+        return result.seconds
+
+    async def _executed(self, planned: Planned) -> StepResult:
+        """Submit a step, compute its masks while the model computes, and wait for it."""
+        handle = self._executor.submit(planned.plan)
+        if planned.plan.masked:
+            work = [
+                (item.seq, matcher, item.drafts)
+                for item in planned.plan.items
+                if item.samples and (matcher := planned.lives[item.seq].matcher) is not None
+            ]
+            # Off the loop, because a single mask may take some milliseconds.
+            handle.masks(await self._offload(masks_of, work, self._executor.limits.vocab_size))
+        return await handle.result()
+
+    def _view(self) -> StepView:
+        limits, running = self._executor.limits, self.planner.running
+        if self._drafting is not None:
+            self._drafting.propose(running, limits)
+        return StepView(
+            now=self._clock.now(),
+            step=self._tally.steps,
+            max_step_tokens=limits.max_step_tokens,
+            max_seqs=limits.max_seqs,
+            block_size=self.blocks.block_size,
+            num_blocks=self.blocks.num_blocks,
+            free_blocks=self.blocks.free_blocks,
+            running=tuple(self._commits.row(live) for live in running.values() if not live.over),
+            fetchable=frozenset(self._roster.fetchable),
+            loading=frozenset(self._roster.loading),
+            grid=limits.grid,
+        )
+
+    def _fetch(self, seq: SeqId) -> None:
+        live = self._roster.lives.get(seq)
+        if live is not None and live.source is not None and seq in self._roster.fetchable:
+            self._roster.fetchable.discard(seq)
+            self._tasks.start_soon(self._load, live, live.source)
+
+    async def _load(self, live: Live, source: Source) -> None:
+        """Run one load; a store that raises although it must not is a miss."""
+        self._roster.loading.add(live.spec.seq)
+        try:
+            with anyio.move_on_after(_LOAD_TIMEOUT_S) as scope:
+                await self.loader.run(live, source, self._roster.wake.set)
+            if scope.cancelled_caught:
+                _log.warning("pool %s: a load took more than %g s and was given up", self._name, _LOAD_TIMEOUT_S)
+        except Exception:
+            _log.exception("pool %s: the store failed to load", self._name)
+        finally:
+            self._roster.loading.discard(live.spec.seq)
+            self._roster.wake.set()
+
+    def _shed(self, choice: Choice) -> None:
+        for seq in choice.shed:
+            live = self._roster.lives.get(seq)
+            if live is not None and not live.running:
+                live.push((), (), Ending(Overloaded.code, "shed from the queue: the server is overloaded"))
+
+    def _mark_opened(self, planned: Planned | None) -> None:
+        if planned is None:
+            return
+        now = self._clock.now()
+        for seq in planned.opened:
+            live = planned.lives[seq]
+            self._roster.fetchable.discard(seq)
+            if live.opened_at is None:
+                live.opened_at = now
+            if self._saver is not None:
+                self._saver.touch(live.keys[: live.published], live.spec.retention)
+
+    def _preempted(self, planned: Planned | None) -> None:
+        if planned is not None and planned.preempted:
+            step = planned.plan.step
+            self._scheduler.commit(StepReport(step=step, seconds=0.0, rows=(), preempted=planned.preempted))
+
+    async def _idle(self) -> None:
+        """Wait for work; with sequences alive at most 50 ms, so that a Scheduler that forgets to ask cannot hang us."""
+        roster = self._roster
+        if not roster.lives and not roster.loading:
+            roster.empty.set()
+        wake_at = self._scheduler.wake_at()
+        timeout = 0.05 if roster.lives else float("inf")
+        if wake_at is not None:
+            timeout = min(timeout, max(0.0, wake_at - self._clock.now()))
+        with anyio.move_on_after(timeout):
+            await roster.wake.wait()
