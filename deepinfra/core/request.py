@@ -44,6 +44,8 @@ class Prompt:
         media: SHA-256 digests of media, with the position each is bound to.
         ranges: Where the control tokens stand in `text`, as (start, end) in characters, ascending.
         tools: Tools the answer may call: their schemas say what an untyped argument is.
+        begun: Text with which the answer begins because the conversation says so; `ids` end with it, and the parser
+            reads on from it.
     """
 
     ids: tuple[int, ...]
@@ -56,6 +58,7 @@ class Prompt:
     media: tuple[tuple[int, bytes], ...] = ()
     ranges: tuple[tuple[int, int], ...] = ()
     tools: tuple[ToolDefinition, ...] = ()
+    begun: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ from deepinfra.testing.textmodel import CHATML, TrainedTextModel
 
 TOOL = ToolDefinition(name="f", description="d", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
 IMAGE = MediaPart(data=b"", digest=b"", media_type="image/png")
+HERMES = """{{ '<tool_call>{"name" "arguments"' if false }}"""
+"""Says which syntax of calls a template teaches."""
 WORDS = (
     *("the", "user's", "12", "+", "3.5", "=", "def", "f(x):\n    return", "x\n\n", "", "Ünïcödé", "日本語", "🙂"),
     *("<b>", "[a]", "{1}", "|", "_id", "\t", "don't", "http://a.b/?c=d"),
@@ -147,7 +149,7 @@ def test_a_template_that_promotes_text_only_finds_no_marker_in_it() -> None:
 
 def test_markers_split_over_parts_joined_by_the_template_or_composed_from_a_key_stay_text() -> None:
     recipe = trained(
-        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content | replace('/x', '') }}{% endfor %}"
+        HERMES + "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content | replace('/x', '') }}{% endfor %}"
         "{% for t in tools or [] %}{% for k in t.function.parameters.properties %}{{ '<' ~ k ~ '>' }}"
         "{% endfor %}{% endfor %}"
     )
@@ -304,7 +306,7 @@ LOOP = (
     say("tool", "r", tool_call_id="c1"),
 )
 CALLS = (
-    "{% for m in messages %}{{ '<|user|>' + m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    HERMES + "{% for m in messages %}{{ '<|user|>' + m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
     "{{ ARGUMENTS }}{% endfor %}{{ m.name or '' }}{% endfor %}{{ tools | tojson if tools else '' }}"
 )
 
@@ -433,14 +435,25 @@ def test_what_has_an_effect_and_is_not_honoured_is_refused_by_name(
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"tools": (replace(TOOL, strict=True),)}, "tools[0].strict"),
-        ({"tools": (TOOL,), "tool_choice": ToolChoice(names=("f",))}, "tool_choice"),
-        ({"tools": (TOOL,), "tool_choice": ToolChoice(parallel=False)}, "parallel_tool_calls"),
+        ({"tool_choice": ToolChoice(mode="required")}, "tool_choice"),
+        ({"tools": (TOOL,), "tool_choice": ToolChoice(names=("g",))}, "tool_choice"),
+        ({"tools": (replace(TOOL, name="f g"),)}, "tools[0].name"),
+        ({"tools": (replace(TOOL, name="<|user|>"),)}, "tools[0].name"),
+        ({"messages": (say("user", "a", name="a\nb"),)}, "messages[0].name"),
+        ({"messages": (say("tool", "a", tool_call_id="<|user|>"),)}, "messages[0].tool_call_id"),
+        (
+            {"messages": (Message(role="assistant", tool_calls=(ToolCall(id="<s>", name="f", arguments=""),)),)},
+            "messages[0].tool_calls[0].id",
+        ),
+        (
+            {"messages": (Message(role="assistant", tool_calls=(ToolCall(id="c", name='f"', arguments=""),)),)},
+            "messages[0].tool_calls[0].name",
+        ),
     ],
 )
-def test_tool_settings_that_are_not_honoured_yet_are_refused_by_name(change: dict[str, Any], param: str) -> None:
-    with pytest.raises(UnsupportedFieldError) as caught:
-        trained(CALLS.replace("ARGUMENTS", "1")).render(replace(chat(say("user", "a")), **change))
+def test_what_is_no_name_or_names_nothing_is_refused(smollm2: ChatTemplate, change: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        smollm2.render(replace(chat(say("user", "a")), **change))
     assert caught.value.param == param
 
 

@@ -18,10 +18,11 @@ from deepinfra.core.conversation import Conversation, TextPart
 from deepinfra.errors import TemplateError
 from deepinfra.recipes import ChatTemplate
 from deepinfra.recipes.chat_template.environment import PlainTemplate
-from deepinfra.recipes.chat_template.fallback import Fallback
 from deepinfra.recipes.chat_template.hygiene import settle
+from deepinfra.recipes.chat_template.loading import FALLBACK, Loaded
+from deepinfra.recipes.chat_template.rendering import Renderer
 from deepinfra.recipes.chat_template.selftest import FIELDS, hostile
-from deepinfra.recipes.chat_template.traits import SHAPES
+from deepinfra.recipes.chat_template.traits import SHAPES, Traits
 from deepinfra.recipes.chat_template.variables import variables
 from deepinfra.testing.textmodel import TrainedTextModel
 
@@ -32,15 +33,22 @@ _SHAPED = re.compile(
 )
 
 
-def plain(recipe: ChatTemplate, model: TrainedTextModel, conversation: Conversation) -> str:
-    """What transformers renders of the settled conversation."""
+def plain(model: TrainedTextModel, traits: Traits, conversation: Conversation) -> str:
+    """What transformers renders of the conversation, given as the traits say."""
     template = compiled(model.chat_template())
     template.environment.globals["strftime_now"] = datetime(2025, 1, 15).strftime
-    traits = recipe._load().traits
     special = model.special_tokens()
-    values = variables(settle(conversation, traits, Fallback()), traits)
+    values = variables(settle(conversation, traits, FALLBACK), traits)
     text: str = template.render(**values, bos_token=special.bos_token, eos_token=special.eos_token)
     return text
+
+
+def native(loaded: Loaded) -> tuple[Traits, Renderer]:
+    """The renderer without what the recipe does in the template's stead: tools and calls are always the template's."""
+    made = loaded.renderer
+    assert made
+    traits = replace(loaded.traits, tools="template", calls="template")
+    return traits, Renderer(made._template, made._encoder, traits, FALLBACK, made._constants, "2025-01-15")
 
 
 def test_nothing_in_a_template_that_has_a_markers_shape_is_missing_from_the_list(
@@ -59,23 +67,25 @@ def test_nothing_in_a_template_that_has_a_markers_shape_is_missing_from_the_list
 def test_text_and_ids_are_those_of_transformers_and_refusals_too(
     name: str, shape: str, model: Callable[[str], TrainedTextModel], recipe: Callable[[str], ChatTemplate]
 ) -> None:
-    conversation = SHAPES[shape]
-    refusal = ""
-    try:
-        text = plain(recipe(name), model(name), conversation)
-    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-        refusal = str(error)
-    if refusal:
-        with pytest.raises(TemplateError) as caught:
-            recipe(name).render(conversation)
-        assert refusal.split("'")[0] in str(caught.value)  # behind the quote stands a type's name, plain or marked
-        return
-    prompt = recipe(name).render(conversation)
-    assert prompt.text == text
-    assert list(prompt.ids) == model(name).tokenizer().encode(text, add_special_tokens=False).ids
-    spelled = [prompt.text[start:end] for start, end in prompt.ranges]
-    ids = model(name).tokenizer().get_vocab()
-    assert [prompt.ids[position] for position in prompt.control] == [ids[marker] for marker in spelled]
+    loaded = recipe(name)._load()
+    assert loaded.renderer
+    for traits, renderer in ((loaded.traits, loaded.renderer), native(loaded)):
+        refusal = ""
+        try:
+            text = plain(model(name), traits, SHAPES[shape])
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            refusal = str(error)
+        if refusal:
+            with pytest.raises(TemplateError) as caught:
+                renderer.render(SHAPES[shape])
+            assert refusal.split("'")[0] in str(caught.value)  # behind the quote stands a type's name
+            continue
+        rendered = renderer.render(SHAPES[shape])
+        assert rendered.text == text
+        if not renderer.spells(SHAPES[shape]):  # else the fallback writes as text what is a token of this model
+            assert rendered.ids == model(name).tokenizer().encode(text, add_special_tokens=False).ids
+        ids = model(name).tokenizer().get_vocab()
+        assert rendered.control == [ids[text[start:end]] for start, end in rendered.ranges]
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])

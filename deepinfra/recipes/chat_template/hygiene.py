@@ -11,13 +11,15 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, get_args
+from typing import get_args
 
-from deepinfra.core.conversation import Conversation, MediaPart, Message, Role, TextPart, ToolCall, ToolDefinition
+from deepinfra.core.conversation import Conversation, MediaPart, Message, Role, TextPart
 from deepinfra.errors import RequestError, UnsupportedFieldError
 from deepinfra.recipes.chat_template.traits import Traits
+from deepinfra.recipes.output.constraint import offered
+from deepinfra.recipes.output.family import Shown
 
-__all__ = ("admit", "offered", "settle")
+__all__ = ("admit", "settle")
 
 _ROLES = frozenset(get_args(Role))
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
@@ -32,19 +34,6 @@ _FORMATS = {
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
-class Syntax(Protocol):
-    """How tools and calls are written into a prompt."""
-
-    def show_tools(self, tools: Sequence[ToolDefinition]) -> str:
-        """What the model is told about its tools."""
-
-    def show_calls(self, calls: Sequence[ToolCall]) -> str:
-        """Calls as the model writes them."""
-
-    def show_result(self, name: str, text: str) -> str:
-        """What a tool answered."""
-
-
 def admit(conversation: Conversation, traits: Traits, tool_fallback: bool) -> None:
     """Refuse what would be dropped, and names that would forge the text around them.
 
@@ -52,18 +41,7 @@ def admit(conversation: Conversation, traits: Traits, tool_fallback: bool) -> No
         RequestError: A role or name that cannot be, or a prefix that is not the last assistant message.
         UnsupportedFieldError: Something that has an effect and cannot be honoured.
     """
-    tools = offered(conversation)
-    if tools and traits.tools == "fallback" and not tool_fallback:
-        raise UnsupportedFieldError("tools", "cannot be used: this model's chat template does not know tools")
-    if conversation.tool_choice.mode == "required" or (tools and conversation.tool_choice.names):
-        raise UnsupportedFieldError("tool_choice", "can be 'auto' or 'none' here")
-    if tools and not conversation.tool_choice.parallel:
-        raise UnsupportedFieldError("parallel_tool_calls", "cannot be turned off here")
-    for index, tool in enumerate(conversation.tools):
-        if tool.strict and tool in tools:
-            raise UnsupportedFieldError(f"tools[{index}].strict")
-        if not _TOOL_NAME.fullmatch(tool.name):
-            raise RequestError("is not letters, digits and any of _ . : / -", f"tools[{index}].name")
+    _admit_tools(conversation, traits, tool_fallback)
     for name in conversation.template_options or {}:
         if name in _RESERVED or name not in traits.names:
             raise UnsupportedFieldError(f"template_options.{name}", "is not read by this model's chat template")
@@ -74,8 +52,21 @@ def admit(conversation: Conversation, traits: Traits, tool_fallback: bool) -> No
         if message.tool_calls and traits.calls == "text" and not tool_fallback:
             why = "cannot be shown: this model's chat template does not know tool calls"
             raise UnsupportedFieldError(f"messages[{index}].tool_calls", why)
-    if conversation.constraint is not None and conversation.messages[-1:] and conversation.messages[-1].prefix:
-        raise UnsupportedFieldError("response_format", "cannot be combined with a message that is to be continued")
+
+
+def _admit_tools(conversation: Conversation, traits: Traits, tool_fallback: bool) -> None:
+    choice = conversation.tool_choice
+    declared = {tool.name for tool in conversation.tools}
+    for index, tool in enumerate(conversation.tools):
+        if not _TOOL_NAME.fullmatch(tool.name):
+            raise RequestError("is not letters, digits and any of _ . : / -", f"tools[{index}].name")
+    if choice.mode == "required" and not declared:
+        raise RequestError("demands a call, but there are no tools", "tool_choice")
+    for name in choice.names:
+        if name not in declared:
+            raise RequestError(f"names {name!r}, which is no tool of this request", "tool_choice")
+    if offered(conversation) and traits.tools == "fallback" and not tool_fallback:
+        raise UnsupportedFieldError("tools", "cannot be used: this model's chat template does not show tools")
 
 
 def _admit_message(message: Message, path: str, traits: Traits) -> None:
@@ -96,28 +87,20 @@ def _admit_message(message: Message, path: str, traits: Traits) -> None:
             raise RequestError("is no id", f"{path}.tool_calls[{index}].id")
 
 
-def offered(conversation: Conversation) -> tuple[ToolDefinition, ...]:
-    """The tools that the model may call."""
-    choice = conversation.tool_choice
-    if choice.mode == "none":
-        return ()
-    return tuple(tool for tool in conversation.tools if not choice.names or tool.name in choice.names)
-
-
-def settle(conversation: Conversation, traits: Traits, family: Syntax) -> Conversation:
+def settle(conversation: Conversation, traits: Traits, syntax: Shown) -> Conversation:
     """The conversation as the template takes it; its tools are those that the template is to show.
 
-    `family` is the syntax in which calls are written where the template does not write them. All tools are shown, also
+    `syntax` is the one in which calls are written where the template does not write them. All tools are shown, also
     those that this answer may not call: a prompt that stays the same is found in the cache.
     """
     tools = conversation.tools if conversation.tool_choice.mode != "none" else ()
     fallback = bool(tools) and traits.tools == "fallback"
     messages = [_named(message, traits) for message in _with_names(conversation.messages)]
     if fallback or traits.calls == "text":
-        messages = list(_written(messages, family, results=traits.tools == "fallback"))
+        messages = list(_written(messages, syntax, results=traits.tools == "fallback"))
     if traits.system == "first":
         messages = _one_system(messages)
-    notes = [family.show_tools(tools)] if fallback else []
+    notes = [syntax.show_tools(tools)] if fallback else []
     if conversation.constraint is not None and conversation.constraint.kind in _FORMATS:
         notes.append(_FORMATS[conversation.constraint.kind] + conversation.constraint.source)
     if notes:
@@ -156,12 +139,12 @@ def _short(name: str) -> str:
     return "".join(_ALPHABET[number // len(_ALPHABET) ** place % len(_ALPHABET)] for place in range(9))
 
 
-def _written(messages: Sequence[Message], family: Syntax, *, results: bool) -> Iterator[Message]:
+def _written(messages: Sequence[Message], syntax: Shown, *, results: bool) -> Iterator[Message]:
     """Calls as text of the answer; with `results`, results as text of the next user's message."""
     held: list[str] = []
     for message in messages:
         if message.role == "tool" and results:
-            held.append(family.show_result(message.name or "", message.text))
+            held.append(syntax.show_result(message.name or "", message.text))
             continue
         if held:
             turn = Message(role="user", content=(TextPart("\n".join(held)),))
@@ -171,7 +154,7 @@ def _written(messages: Sequence[Message], family: Syntax, *, results: bool) -> I
             else:
                 yield turn
         if message.tool_calls:
-            calls = family.show_calls(message.tool_calls)
+            calls = syntax.show_calls(message.tool_calls)
             text = f"{message.text}\n{calls}" if message.text else calls
             message = replace(message, content=(TextPart(text),), tool_calls=())
         yield message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import tokenizers
@@ -14,17 +14,23 @@ from deepinfra.core.conversation import Conversation
 from deepinfra.core.report import RecipeReport
 from deepinfra.errors import ModelError, RequestError
 from deepinfra.models import SpecialTokens
+from deepinfra.recipes.chat_template.answer import Answers
 from deepinfra.recipes.chat_template.environment import MarkedTemplate, PlainTemplate
-from deepinfra.recipes.chat_template.fallback import Fallback
 from deepinfra.recipes.chat_template.rendering import Renderer
 from deepinfra.recipes.chat_template.report import describe
 from deepinfra.recipes.chat_template.selftest import check, plain_text
 from deepinfra.recipes.chat_template.traits import Traits, probe
 from deepinfra.recipes.encoding.loading import TokenizerModel, Vocabulary, load_vocabulary
-from deepinfra.recipes.output.family import output_grammar
-from deepinfra.recipes.output.grammar import REASONING, Grammar
+from deepinfra.recipes.output.families import family_of
+from deepinfra.recipes.output.families.hermes import HERMES
+from deepinfra.recipes.output.family import Shown
+from deepinfra.recipes.output.grammar import REASONING
 
-__all__ = ("Loaded", "TextModel", "load")
+__all__ = ("FALLBACK", "Loaded", "TextModel", "load")
+
+assert HERMES.shown is not None
+FALLBACK: Shown = HERMES.shown
+"""How tools, calls and results are written where a template does not write them."""
 
 _RULES = "chat-template-2"
 """Goes into `version`: raise it when the same conversation gets other ids."""
@@ -44,15 +50,13 @@ class Loaded:
 
     Attributes:
         renderer: `None` for a model without a template.
-        answers: How answers are read: without tools, and with them.
         prepend: The BOS that the tokenizer adds because the template writes none.
     """
 
     vocabulary: Vocabulary
     renderer: Renderer | None
     traits: Traits
-    answers: tuple[Grammar, Grammar]
-    reasoning: tuple[str, str] | None
+    answers: Answers
     prepend: int | None
     version: str
     report: RecipeReport
@@ -68,27 +72,32 @@ def load(model: TextModel, source: str | None, date: str | None, cache_chars: in
     version = hashlib.sha256(json.dumps([_RULES, vocabulary.definition, source]).encode()).hexdigest()
     names = frozenset() if template is None else template.names()
     traits = Traits(names=names, literals=literals)
-    pair = _reasoning(vocabulary.control, literals)
-    grammar = output_grammar(vocabulary.control, pair)
+    control, pair = vocabulary.control, _reasoning(vocabulary.control, literals)
+    family, counting = HERMES, {marker: control[marker] for marker in pair or () if marker in control}
     prepend, renderer = vocabulary.bos, None
     if template is not None and source is not None:
-        constants, syntax = _constants(original, special), Fallback()
+        constants = _constants(original, special)
         plain = PlainTemplate(source)
 
         def text(conversation: Conversation, traits: Traits) -> str | None:
             try:
-                return plain_text(plain, conversation, traits, syntax, constants)
+                return plain_text(plain, conversation, traits, FALLBACK, constants)
             except RequestError:
                 return None
 
         traits = probe(text, traits)
-        renderer = Renderer(template, vocabulary.encoder, traits, syntax, constants, date)
+        known = family_of(source, control)
+        if traits.tools == "template" and known is not None:
+            family, counting = known, dict(control)
+        elif traits.tools == "template":
+            traits = replace(traits, tools="fallback", known=False)
+        renderer = Renderer(template, vocabulary.encoder, traits, FALLBACK, constants, date)
         original.no_padding()
         original.no_truncation()
         original.encode_special_tokens = False
         first = check(
             renderer,
-            lambda conversation: plain_text(plain, conversation, traits, syntax, constants),
+            lambda conversation: plain_text(plain, conversation, traits, FALLBACK, constants),
             lambda text: original.encode(text, add_special_tokens=False).ids,
             "".join(vocabulary.control),
         )
@@ -96,8 +105,9 @@ def load(model: TextModel, source: str | None, date: str | None, cache_chars: in
             prepend = None
             if first[1:2] == [special.bos_id]:
                 raise ModelError("the chat template begins with two BOS tokens")
-    report = describe(renderer, traits, vocabulary, pair, None)
-    return Loaded(vocabulary, renderer, traits, (grammar, grammar), pair, prepend, version, report)
+    answers = Answers.of(counting, pair, family)
+    report = describe(renderer, traits, vocabulary, pair, family)
+    return Loaded(vocabulary, renderer, traits, answers, prepend, version, report)
 
 
 def _constants(tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> dict[str, str]:

@@ -10,12 +10,13 @@ from typing import Self
 from deepinfra.core.conversation import Conversation
 from deepinfra.core.report import RecipeReport
 from deepinfra.core.request import Prompt, TextInput
-from deepinfra.errors import TemplateError
+from deepinfra.errors import TemplateError, UnsupportedFieldError
 from deepinfra.interfaces import OutputParser, Recipe, Tokenizer
 from deepinfra.models import open_model
-from deepinfra.recipes.chat_template.hygiene import admit, offered
+from deepinfra.recipes.chat_template.answer import Continued
+from deepinfra.recipes.chat_template.hygiene import admit
 from deepinfra.recipes.chat_template.loading import Loaded, TextModel, load
-from deepinfra.recipes.chat_template.rendering import Rendered
+from deepinfra.recipes.output.constraint import offered
 from deepinfra.recipes.output.parser import GrammarParser
 
 __all__ = ("ChatTemplate", "TextModel")
@@ -93,16 +94,22 @@ class ChatTemplate(Recipe):
         if loaded.prepend is not None:
             ids, control = [loaded.prepend, *ids], [0, *(position + 1 for position in control)]
         known = set(control)
+        start, opens = loaded.answers.start(rendered)
+        constraint = loaded.answers.constraint(conversation, start, opens)
+        if rendered.begun and constraint is not None:
+            why = "cannot be combined with a demand on the answer (a response format, a tool choice, strict tools)"
+            raise UnsupportedFieldError(f"messages[{len(conversation.messages) - 1}].prefix", why)
         return Prompt(
             ids=tuple(ids),
             control=tuple(control),
             text=rendered.text,
             stop_ids=loaded.vocabulary.tokenizer.eos_ids,
-            start=_start(rendered, loaded.reasoning),
-            constraint=conversation.constraint,
+            start=start,
+            constraint=constraint,
             breakpoints=tuple(position for position in control if position and position - 1 not in known),
             ranges=tuple(rendered.ranges),
             tools=offered(conversation),
+            begun=rendered.begun,
         )
 
     def text(self, text: TextInput) -> Prompt:
@@ -118,29 +125,13 @@ class ChatTemplate(Recipe):
     def parser(self, prompt: Prompt, choice: int = 0) -> OutputParser:
         """See `Recipe.parser`."""
         loaded = self._load()
-        grammar = loaded.answers[bool(prompt.tools)]
-        return GrammarParser(grammar, prompt.start, loaded.vocabulary.tokenizer.token_bytes, choice, prompt.tools)
+        tokenizer, answers = loaded.vocabulary.tokenizer, loaded.answers
+        grammar = answers.calling if prompt.tools else answers.plain
+        parser = GrammarParser(grammar, prompt.start, tokenizer.token_bytes, choice, prompt.tools)
+        return Continued(parser, prompt.begun, tokenizer.encode(prompt.begun)) if prompt.begun else parser
 
     def _load(self) -> Loaded:
         with self._lock:
             if self._built is None:
                 self._built = load(self._model, self._template, self._date, self._cache_chars)
             return self._built
-
-
-def _start(rendered: Rendered, pair: tuple[str, str] | None) -> str:
-    """`reasoning` if the last thing the template wrote is an opened and not closed marker of reasoning."""
-    if pair is None:
-        return "text"
-    text, trust = rendered.text, rendered.trust
-    others = (end for start, end in rendered.ranges if text[start:end] not in pair)
-    tail = max(others, default=0)
-    opened, closed = (_last_trusted(text, trust, marker, tail) for marker in pair)
-    return "reasoning" if opened > closed else "text"
-
-
-def _last_trusted(text: str, trust: bytes, marker: str, tail: int) -> int:
-    at = text.rfind(marker, tail)
-    while at >= 0 and 0 in trust[at : at + len(marker)]:
-        at = text.rfind(marker, tail, at + len(marker) - 1)
-    return at

@@ -11,24 +11,29 @@ from typing import Any
 from deepinfra.core.conversation import Conversation, Message, TextPart
 from deepinfra.errors import RequestError, UnsupportedFieldError
 from deepinfra.recipes.chat_template.environment import MarkedTemplate
-from deepinfra.recipes.chat_template.hygiene import Syntax, settle
+from deepinfra.recipes.chat_template.hygiene import settle
 from deepinfra.recipes.chat_template.provenance import trust_of, trusted
 from deepinfra.recipes.chat_template.traits import Traits
 from deepinfra.recipes.chat_template.variables import mark, strings, unused_characters, variables
 from deepinfra.recipes.encoding.vocabulary import SafeEncoder
+from deepinfra.recipes.output.family import Shown
 
 __all__ = ("Rendered", "Renderer", "moment")
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Text and trust of a prompt, its control ranges, its ids and the positions of control tokens among them."""
+    """Text and trust of a prompt, its control ranges, its ids and the positions of control tokens among them.
+
+    `begun` is the text that the conversation gave the answer to begin with.
+    """
 
     text: str
     trust: bytes
     ranges: list[tuple[int, int]]
     ids: list[int]
     positions: list[int]
+    begun: str = ""
 
     @property
     def control(self) -> list[int]:
@@ -65,7 +70,7 @@ class Renderer:
         template: MarkedTemplate,
         encoder: SafeEncoder,
         traits: Traits,
-        syntax: Syntax,
+        syntax: Shown,
         constants: Mapping[str, str],
         date: str | None,
     ) -> None:
@@ -94,7 +99,14 @@ class Renderer:
             text, trust = text[:cut], trust[:cut]
         ranges = self._encoder.ranges(text, trust)
         ids, positions = self._encoder.encode(text, ranges)
-        return Rendered(text, trust, ranges, ids, positions)
+        last = conversation.messages[-1] if reads_on else None
+        begun = "" if last is None else (last.text if reads_on == "content" else last.reasoning) or ""
+        return Rendered(text, trust, ranges, ids, positions, begun)
+
+    def spells(self, conversation: Conversation) -> bool:
+        """Whether what the template is given spells a control token, be it in the recipe's own words."""
+        values = variables(settle(conversation, self._traits, self._syntax), self._traits)
+        return self._encoder.spells("\0".join(strings(values)))
 
     def _text(self, values: dict[str, Any], spare: Iterator[str], now: datetime | None) -> tuple[str, bytes]:
         encoder = self._encoder

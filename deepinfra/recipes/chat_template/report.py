@@ -12,11 +12,13 @@ from deepinfra.recipes.chat_template.rendering import Rendered, Renderer
 from deepinfra.recipes.chat_template.selftest import NOW
 from deepinfra.recipes.chat_template.traits import SHAPES, Traits
 from deepinfra.recipes.encoding.loading import Vocabulary
+from deepinfra.recipes.output.family import ToolFamily
 
 __all__ = ("describe", "fences_of")
 
 _SHAPED = re.compile(r"</?[A-Za-z_][^<>\s]*>|\[/?[A-Z][A-Z_]*\]|<\|[^<>\s]+\|>")
 _COMMANDS = ("/no_think", "/nothink", "/think", "detailed thinking on", "detailed thinking off")
+_NATIVE = {"harmony": "harmony", "dsml": "deepseek", "mistral": "mistral"}
 _LONGEST = 40
 
 
@@ -25,9 +27,9 @@ def describe(
     traits: Traits,
     vocabulary: Vocabulary,
     reasoning: tuple[str, str] | None,
-    tools: str | None,
+    family: ToolFamily,
 ) -> RecipeReport:
-    """The report of a recipe that passed its self-test; `tools` names the syntax of its calls."""
+    """The report of a recipe that passed its self-test."""
     control = tuple(sorted(vocabulary.control.items(), key=lambda item: item[1]))
     if renderer is None:
         quirks: tuple[str, ...] = ("The model has no chat template: it completes text only.",)
@@ -41,12 +43,19 @@ def describe(
     return RecipeReport(
         recipe="ChatTemplate",
         control=control,
-        fences=tuple(dict.fromkeys(fence for name in prompts for fence in fences_of(prompts[name], "tool" in name))),
-        quirks=tuple(_quirks(traits, vocabulary, prompts, reasoning)),
+        fences=tuple(dict.fromkeys(_fences(prompts, traits))),
+        quirks=tuple(_quirks(traits, vocabulary, prompts, reasoning, family)),
         fallbacks=tuple(_fallbacks(traits)),
         reasoning=reasoning,
-        tools=tools,
+        tools=family.name,
     )
+
+
+def _fences(prompts: dict[str, Rendered], traits: Traits) -> Iterator[str]:
+    for name, rendered in prompts.items():
+        yield from fences_of(rendered, bool(SHAPES[name].tools))
+    if traits.tools == "fallback":
+        yield from ("<tools>", "<tool_call>", "<tool_response>")
 
 
 def fences_of(rendered: Rendered, tools: bool) -> Iterator[str]:
@@ -75,7 +84,11 @@ def _marker_like(line: str) -> list[str]:
 
 
 def _quirks(
-    traits: Traits, vocabulary: Vocabulary, prompts: dict[str, Rendered], reasoning: tuple[str, str] | None
+    traits: Traits,
+    vocabulary: Vocabulary,
+    prompts: dict[str, Rendered],
+    reasoning: tuple[str, str] | None,
+    family: ToolFamily,
 ) -> Iterator[str]:
     if traits.system == "none":
         yield "It takes no system message: a conversation that has one is refused in the template's words."
@@ -98,6 +111,9 @@ def _quirks(
     bare = prompts.get("user")
     if bare is not None and _own_text(bare) > _LONGEST:
         yield "It writes a system text of its own where the conversation has none."
+    native = next((recipe for part, recipe in _NATIVE.items() if part in family.name), None)
+    if native is not None:
+        yield f"It has a recipe of its own, {native!r}, which knows more of the model than its template says."
     if not vocabulary.encoder.caches:
         yield "Text is encoded anew at every turn: in this tokenizer it depends on the text before it."
 
@@ -110,9 +126,10 @@ def _own_text(rendered: Rendered) -> int:
 
 def _fallbacks(traits: Traits) -> Iterator[str]:
     if traits.tools == "fallback":
+        why = "does not show them" if traits.known else "teaches a syntax of calls that is not known here"
         yield (
-            "Tools: the template ignores them; they are shown in the system text, and calls and results of earlier "
-            "turns in the text of their messages."
+            f"Tools: the template {why}; they are shown in the system text, and calls and results of earlier turns in "
+            "the text of their messages."
         )
     elif traits.calls == "text":
         yield "Calls of earlier turns: the template drops them; they are written into the answer's text."

@@ -25,6 +25,7 @@ class Traits:
         tools: Who shows the declared tools to the model: the template, or the fallback.
         calls: Who shows the calls of earlier turns: the template, or their text in the answer.
         every_call: Shows all calls of a turn; else only the first.
+        known: The syntax of calls that it teaches is one that can be read.
     """
 
     names: frozenset[str]
@@ -36,6 +37,7 @@ class Traits:
     tools: Literal["template", "fallback"] = "template"
     calls: Literal["template", "text"] = "template"
     every_call: bool = True
+    known: bool = True
 
     def reads(self, word: str) -> bool:
         """Whether a word is one of its constants or attributes."""
@@ -84,9 +86,11 @@ def probe(render: Callable[[Conversation, Traits], str | None], traits: Traits) 
         traits: What is known of it.
     """
     question = _USER.text
+    always = () if render(SHAPES["user"], traits) is not None else (_TOOL,)  # some render nothing without tools
 
     def shows(conversation: Conversation, text: str, traits: Traits) -> bool:
-        return text in (render(conversation, traits) or "")
+        tools = conversation.tools or always
+        return text in (render(replace(conversation, tools=tools), traits) or "")
 
     parts = replace(traits, content_parts=True)
     if not shows(SHAPES["user"], question, traits) and shows(SHAPES["user"], question, parts):
