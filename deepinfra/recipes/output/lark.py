@@ -42,8 +42,8 @@ class Rules:
         return name
 
     def either(self, options: Sequence[str]) -> str:
-        """One of them."""
-        return options[0] if len(options) == 1 else self.rule(" | ".join(dict.fromkeys(options)))
+        """One of them, as a whole that can be repeated."""
+        return f"({options[0]})" if len(options) == 1 else self.rule(" | ".join(dict.fromkeys(options)))
 
     def literal(self, text: str) -> str:
         """A marker, its control tokens as tokens."""
@@ -55,8 +55,7 @@ class Rules:
 
     def pattern(self, expression: str) -> str:
         """Text that matches a regular expression."""
-        lines = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression).replace("\n", r"\n").replace("\r", r"\r")
-        return self.rule(f"/{lines}/")
+        return self.rule(_regex(expression))
 
     def until(self, marker: str, expression: str = ANY) -> str:
         """The shortest text that ends with a marker, and the marker."""
@@ -65,7 +64,7 @@ class Rules:
             return f"{self.pattern(expression)} {self.literal(marker)}"
         if rest:  # the token says where the text ends
             return f"{self.pattern(expression + re.escape(first))} {self.literal(''.join(rest))}"
-        return self.rule(f"/{expression}/ {json.dumps(first, ensure_ascii=False)}", "lazy")
+        return self.rule(f"{_regex(expression)} {json.dumps(first, ensure_ascii=False)}", "lazy")
 
     def json(self, schema: Mapping[str, JsonValue]) -> str:
         """JSON that is valid against a schema."""
@@ -88,3 +87,9 @@ class Rules:
     def lark(self, source: str) -> str:
         """Another whole grammar."""
         return self.rule(f"%lark {{\n{source}\n}}")
+
+
+def _regex(expression: str) -> str:
+    """As it stands between slashes on one line."""
+    inside = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression)
+    return "/" + inside.replace("\n", r"\n").replace("\r", r"\r") + "/"

@@ -148,3 +148,13 @@ def test_a_call_that_was_cut_is_told_as_far_as_it_goes(model: Model, kept: int) 
     assert whole.usage.output_tokens == kept
     assert {item.type for item in whole.output} == {"function_call"}
     assert [item.status for item in whole.output] == ["completed"] * (len(whole.output) - 1) + ["incomplete"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_calls_can_be_demanded_and_be_several(model: Model, choice: Any, effort: Any) -> None:
+    opened = "\n\n<｜DSML｜tool_calls>\n"  # by the prompt, if there is nothing to think
+    model.says(CALLS.removeprefix(opened) if effort == "none" else f"{THOUGHT}</think>{CALLS}")
+    answer = model.client.responses.create(**ASKED, input=QUESTION, tool_choice=choice, reasoning={"effort": effort})
+    assert [item.type for item in answer.output][-2:] == ["function_call", "function_call"]
+    assert answer.status == "completed"
