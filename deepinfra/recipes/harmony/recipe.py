@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Self
 
-from deepinfra.core.conversation import Conversation
+from deepinfra.core.conversation import Constraint, Conversation
 from deepinfra.core.report import RecipeReport
 from deepinfra.core.request import Prompt, TextInput
-from deepinfra.errors import ConfigError, ModelError
+from deepinfra.errors import ConfigError, ModelError, UnsupportedFieldError
 from deepinfra.interfaces import OutputParser, Recipe, Tokenizer
 from deepinfra.models import open_model
 from deepinfra.recipes.encoding.loading import TokenizerModel, Vocabulary, load_vocabulary
 from deepinfra.recipes.harmony.rendering import CALL, EFFORTS, END, MARKERS, RETURN, START, Voice, render
-from deepinfra.recipes.output.families.harmony import HARMONY
+from deepinfra.recipes.output.constraint import compose
+from deepinfra.recipes.output.families.harmony import HARMONY, HARMONY_REASONING
 from deepinfra.recipes.output.family import output_grammar
 from deepinfra.recipes.output.grammar import Grammar
 from deepinfra.recipes.output.parser import GrammarParser
@@ -106,7 +107,7 @@ class Harmony(Recipe):
             text=text,
             stop_ids=loaded.stop_ids,
             start=rendered.start,
-            constraint=None,
+            constraint=_constraint(conversation, rendered.start, loaded.vocabulary.control),
             breakpoints=tuple(position for position in control if position and ids[position] == start),
             ranges=tuple(rendered.ranges),
             tools=rendered.tools,
@@ -155,6 +156,15 @@ class Harmony(Recipe):
             if self._built is None:
                 self._built = _load(self._model, self._cache_chars)
             return self._built
+
+
+def _constraint(conversation: Conversation, start: str, control: Mapping[str, int]) -> Constraint | None:
+    if start == "text":  # inside the message that the user reads
+        if conversation.tool_choice.mode == "required":
+            raise UnsupportedFieldError("tool_choice", "cannot demand a call where the answer's text has begun")
+        return conversation.constraint
+    begun = "reasoning" if start == "reasoning" else "text"
+    return compose(conversation, control=control, start=begun, reasoning=HARMONY_REASONING, family=HARMONY)
 
 
 def _load(model: TokenizerModel, cache_chars: int) -> _Loaded:

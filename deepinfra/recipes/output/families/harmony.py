@@ -7,12 +7,17 @@ an answer begins inside a header.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from deepinfra.recipes.output.family import ToolFamily
+from deepinfra.recipes.output.family import Allowed, ToolFamily
 from deepinfra.recipes.output.grammar import Edge, State
+from deepinfra.recipes.output.lark import Rules
 
-__all__ = ("HARMONY",)
+__all__ = ("HARMONY", "HARMONY_REASONING")
+
+HARMONY_REASONING = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+"""What stands before and after reasoning where an answer is constrained."""
 
 _FUNCTION = r".*\bto=functions\.(?P<name>[^\s<]+)(?:\s.*)?"
 _OTHER = r".*\bto=(?!(?:assistant|user|all)\b)(?P<name>[^\s<]+)(?:\s.*)?"
@@ -39,8 +44,23 @@ _HEADER = State(
     ),
 )
 
+
+def _calls(rules: Rules, tools: Sequence[Allowed], many: bool) -> str:
+    """One call, in either order of its header: the model stops behind it, whether it may call again or not."""
+    one = []
+    for tool in tools:
+        headers = (
+            f"<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>",
+            f" to=functions.{tool.name}<|channel|>commentary <|constrain|>json<|message|>",
+        )
+        one += [f"{rules.literal(header)} {rules.json(tool.schema)}" for header in headers]
+    return rules.either(one)
+
+
 HARMONY = ToolFamily(
     name="harmony",
+    calls=_calls,
+    prefix="<|channel|>final<|message|>",
     states={
         "header": _HEADER,
         "next": replace(_HEADER, quiet=True),
