@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import openai
+import pydantic
 import pytest
 from openai import OpenAI
 
@@ -25,6 +26,9 @@ EOS = next(iter(TinyRecipe().tokenizer.eos_ids))
 
 
 IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}]}
+
+
+FORMAT = {"type": "json_schema", "name": "n", "schema": {"type": "string", "pattern": "(?=a)b"}}
 
 
 def client_of(served: Served, key: str = "none") -> OpenAI:
@@ -203,6 +207,28 @@ def test_logprobs_belong_to_the_text(client: OpenAI) -> None:
     assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
 
 
+class Person(pydantic.BaseModel):
+    name: Annotated[str, pydantic.Field(max_length=5)]
+    age: Annotated[int, pydantic.Field(ge=0, le=99)]
+
+
+def test_a_format_is_held_to(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "toy", "input": "a person", "text_format": Person, "max_output_tokens": 300}
+    whole = client.responses.parse(**asked, extra_body={"seed": 3})
+    with client.responses.stream(**asked, extra_body={"seed": 3}) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_response()
+    assert whole.status == streamed.status == "completed"
+    assert isinstance(whole.output_parsed, Person)
+    assert streamed.output_parsed == whole.output_parsed
+    cut = client.responses.create(
+        model="toy", input="json", text={"format": {"type": "json_object"}}, max_output_tokens=1
+    )
+    assert cut.status == "incomplete"
+    assert cut.output_text == "{"
+
+
 @pytest.mark.parametrize(
     ("fields", "kind", "code", "param"),
     [
@@ -222,6 +248,7 @@ def test_logprobs_belong_to_the_text(client: OpenAI) -> None:
             "unsupported_parameter",
             "content",
         ),
+        ({"text": {"format": FORMAT}}, openai.BadRequestError, "invalid_value", "text.format"),
         ({"model": "gpt-9"}, openai.NotFoundError, "model_not_found", "model"),
         (
             {"previous_response_id": "resp_x"},
