@@ -89,7 +89,8 @@ def wire_error(code: str, message: str, *, param: str | None = None, retry_after
     status, kind, word = STATUS.get(code, (500, "server_error", code))
     if status == 429 and retry_after_s is None:
         retry_after_s = 1.0
-    return WireError(status, kind, word, message[:_LONGEST], param and param[:_LONGEST], retry_after_s, code)
+    told = str.__str__(message)[:_LONGEST]  # a template's own words may be of a kind of string that no JSON takes
+    return WireError(status, kind, word, told, param and param[:_LONGEST], retry_after_s, code)
 
 
 def wire_error_of(error: Exception, param_names: Mapping[str, str]) -> WireError:

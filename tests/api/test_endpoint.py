@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import anyio
@@ -164,6 +165,72 @@ async def test_a_large_body_is_parsed_off_the_loop(kit: Any, engine: Engine) -> 
     assert len(calls) == 1
 
 
+CHOICES = ["a|b", "c.d", "(e)", "f\\d+", "g-h~i&j#k l", "日本🙂", "$^*+?[{", "\n", "a"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_choice_is_one_of_its_texts_to_the_character(kit: Any, engine: Engine, path: str) -> None:
+    fields = {"structured_outputs": {"choice": CHOICES}, "n": 64, "max_tokens": 40}
+    async with engine:
+        body = kit.chat(**fields) if path == CHAT else kit.completion(**fields)
+        status, answer = await Client(asgi(engine)).post(path, body)
+    assert status == 200
+    said = {choice["text"] if path == COMPLETIONS else choice["message"]["content"] for choice in answer["choices"]}
+    assert said <= set(CHOICES)
+    assert len(said) >= 5
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
+
+
+async def test_a_regex_and_a_schema_hold_in_both_protocols(kit: Any, engine: Engine) -> None:
+    async with engine:
+        client = Client(asgi(engine))
+        asked = kit.completion(structured_outputs={"regex": "[0-9]{3}-[a-c]+"}, max_tokens=200, seed=1)
+        text = (await client.post(COMPLETIONS, asked))[1]["choices"][0]["text"]
+        assert re.fullmatch("[0-9]{3}-[a-c]+", text)
+        schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+        format_ = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+        answer = (await client.post(CHAT, kit.chat(response_format=format_, max_tokens=400)))[1]["choices"][0]
+        assert answer["finish_reason"] in ("stop", "length")
+        if answer["finish_reason"] == "stop":
+            assert json.loads(answer["message"]["content"])["n"] <= 9
+
+
+async def test_what_the_library_cannot_enforce_names_the_field(kit: Any, engine: Engine) -> None:
+    for given, param in (
+        ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}}, None),
+    ):
+        status, error = await refused(engine, kit, kit.chat(**given))
+        assert status == 400
+        assert (error["param"] or "").startswith(param or "response_format")
+
+
+async def test_a_stop_token_ends_an_answer_and_is_not_said(kit: Any, engine: Engine) -> None:
+    body = kit.chat(max_tokens=60, temperature=0, ignore_eos=True, logprobs=True)
+    async with engine:
+        client = Client(asgi(engine))
+        whole = (await client.post(CHAT, body))[1]["choices"][0]["logprobs"]["content"]
+        token = whole[7]["bytes"]
+        before = [entry["bytes"] for entry in whole].index(token)
+        cut = (await client.post(CHAT, {**body, "stop_token_ids": token}))[1]["choices"][0]
+    assert cut["finish_reason"] == "stop"
+    assert cut["logprobs"]["content"] == whole[:before]
+
+
+async def test_a_fingerprint_stays_with_the_weights(kit: Any) -> None:
+    prints = []
+    for seed in (1, 1, 2):
+        async with kit.build(kit.Gated(seed=seed)) as engine:
+            client = Client(asgi(engine))
+            whole = (await client.post(CHAT, kit.chat()))[1]
+            events = await streamed(client, COMPLETIONS, kit.completion())
+            prints.append(whole["system_fingerprint"])
+            assert {event["system_fingerprint"] for event in events[:-1]} == {prints[-1]}
+    assert prints[0] == prints[1] != prints[2]
+    assert prints[0].startswith("fp_")
+
+
 # -- refusals -------------------------------------------------------------------------------------
 
 
@@ -199,12 +266,6 @@ async def refused(engine: Engine, kit: Any, body: Any, path: str = CHAT, **setti
         ({"top_k": 5}, 400, "unsupported_parameter", "top_k"),
         ({"logit_bias": {"999999": 1}}, 400, "invalid_value", "logit_bias.999999"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "unsupported_parameter", "tools"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
-            400,
-            "unsupported_parameter",
-            "response_format",
-        ),
     ],
     ids=str,
 )
