@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deepinfra.core.conversation import Conversation, Message, TextPart
-from deepinfra.core.events import Event, ReasoningDelta, TextDelta, TokenLogprobs
+from deepinfra.core.events import Event, ReasoningDelta, TextDelta, TokenLogprobs, ToolArgumentsDelta
 from deepinfra.core.request import Prompt, TextInput
 from deepinfra.interfaces.given import ThreadOffload
 from deepinfra.interfaces.recipe import Recipe
@@ -40,6 +40,8 @@ def merged(events: Sequence[Event]) -> list[Event]:
         if isinstance(event, (TextDelta, ReasoningDelta)) and type(last) is type(event):
             assert isinstance(last, (TextDelta, ReasoningDelta))
             joined[-1] = replace(last, text=last.text + event.text, tokens=last.tokens + event.tokens)
+        elif isinstance(event, ToolArgumentsDelta) and isinstance(last, ToolArgumentsDelta):
+            joined[-1] = replace(last, arguments=last.arguments + event.arguments)
         else:
             joined.append(event)
     return joined

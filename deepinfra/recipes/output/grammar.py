@@ -52,7 +52,8 @@ class Edge:
         to: Name of the next state.
         when: Regular expression that the whole text of a `header` must match; of edges with the same marker the first
             that matches is taken, and if none does the block is broken. Control tokens appear in it spelled out.
-        first: Counts only while nothing but white space was written (an answer about `<think>` is no reasoning).
+        first: Counts only while nothing but white space was written, reasoning aside (an answer about `<think>` is
+            no reasoning).
         keep: The marker is left to the next state.
         ends: The call under way is complete.
         quiet: It, and what led to it, is the format's own: where no call follows it is not told as text.
@@ -102,7 +103,7 @@ class Marked:
     Attributes:
         state: What was declared.
         edges: By marker.
-        early: Finds the markers that count while nothing was written.
+        early: Finds the markers that count while no text was written.
         late: Finds the others.
         prefixes: Every proper beginning of a marker.
         longest: Length of the longest of them.

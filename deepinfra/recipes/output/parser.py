@@ -134,6 +134,7 @@ class GrammarParser:
     def _follow(self, edge: Edge, at: int, size: int) -> None:
         """Leave a state by a marker; `at` characters before it are scaffolding."""
         spoken, next_spoken = self._state.channel in SPOKEN, self._grammar.states[edge.to].channel in SPOKEN
+        self._blank = self._blank or self._state.channel == "reasoning"
         if spoken and not next_spoken:
             self._home, self._before = self._name, self._calls
         self._drop(at + (0 if edge.keep else size), aside=not edge.quiet and not (spoken and next_spoken))

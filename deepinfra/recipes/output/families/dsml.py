@@ -22,14 +22,19 @@ def _family(name: str, block: str, invoke: str, parameter: str, typed: bool = Tr
     tags = Tags(
         string=lambda key: f'<{parameter} name="{key}"' + (' string="true">' if typed else ">"),
         other=lambda key: f'<{parameter} name="{key}"' + (' string="false">' if typed else ">"),
-        close=f"</{parameter}>\n",
+        end=f"</{parameter}>",
     )
+
+    def arguments(rules: Rules, tool: Allowed) -> str:
+        """Parameters; a call without any has an empty line, which some models leave out."""
+        given = tags.parameters(rules, tool.schema)
+        return given if tool.schema.get("required") else f"({rules.literal(chr(10))})? {given}"
 
     def calls(rules: Rules, tools: Sequence[Allowed], many: bool) -> str:
         one = rules.either(
             [
                 rules.literal(f'<{invoke} name="{tool.name}">\n')
-                + f" {tags.parameters(rules, tool.schema)} "
+                + f" {arguments(rules, tool)} "
                 + rules.literal(f"</{invoke}>\n")
                 for tool in tools
             ]

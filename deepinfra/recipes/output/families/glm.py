@@ -19,7 +19,7 @@ def _opening(key: str) -> str:
     return f"<arg_key>{key}</arg_key>\n<arg_value>"
 
 
-_TAGS = Tags(string=_opening, other=_opening, close="</arg_value>\n")
+_TAGS = Tags(string=_opening, other=_opening, end="</arg_value>")
 _NAME = r"\s*(?P<name>[^\s<>{}\"]+)\s*"
 _CLOSE = Edge(marker="</tool_call>", to="text", ends=True)
 
@@ -48,6 +48,6 @@ GLM = ToolFamily(
         "value": State(channel="value", edges=(Edge(marker="</arg_value>", to="body"),), typed="schema"),
         "body": State(channel="gap", edges=(Edge(marker="<arg_key>", to="key"), _CLOSE)),
     },
-    opener="<tool_call>",
+    opener="\n<tool_call>",
     calls=_calls,
 )

@@ -18,7 +18,7 @@ def _numbered(rules: Rules, tool: Allowed) -> str:
     return f'"{{\\"tool_call_id\\": \\"" {rules.pattern("[0-9]+")} "\\", {plain}'
 
 
-def _family(name: str, opener: str, closer: str, numbered: bool = False) -> ToolFamily:
+def _family(name: str, opener: str, closer: str, numbered: bool = False, lead: str = "") -> ToolFamily:
     first, between, last = ("[\n    ", ",\n    ", "\n]") if numbered else ("[", ", ", "]")
 
     def calls(rules: Rules, tools: Sequence[Allowed], many: bool) -> str:
@@ -38,13 +38,13 @@ def _family(name: str, opener: str, closer: str, numbered: bool = False) -> Tool
             "call": State(channel="envelope", after="list"),
             "end": State(channel="gap", edges=close),
         },
-        opener=opener,
+        opener=lead + opener,
         calls=calls,
     )
 
 
 MISTRAL_LIST = _family("mistral-list", "[TOOL_CALLS]", "")
 NEMOTRON = _family("nemotron", "<TOOLCALL>", "</TOOLCALL>")
-APRIEL = _family("apriel", "<tool_calls>", "</tool_calls>")
+APRIEL = _family("apriel", "<tool_calls>", "</tool_calls>", lead="\n")
 GRANITE_3 = _family("granite-3", "<|tool_call|>", "")
 COMMAND_R = _family("command-r", "<|START_ACTION|>", "<|END_ACTION|>", numbered=True)

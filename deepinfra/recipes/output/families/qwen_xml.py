@@ -24,7 +24,7 @@ def _family(name: str, tag: str, line: str) -> ToolFamily:
     def opening(key: str) -> str:
         return f"<parameter={key}>{line}"
 
-    tags = Tags(string=opening, other=opening, close=f"{line}</parameter>\n")
+    tags = Tags(string=opening, other=opening, end=f"{line}</parameter>")
     opener, closer = f"<{tag}>", f"</{tag}>"
 
     def calls(rules: Rules, tools: Sequence[Allowed], many: bool) -> str:

@@ -23,12 +23,12 @@ class Tags:
     Attributes:
         string: What opens a string, by the parameter's name.
         other: What opens any other value.
-        close: What ends it.
+        end: What ends it: a line's end, if the family writes one, and a tag.
     """
 
     string: Callable[[str], str]
     other: Callable[[str], str]
-    close: str
+    end: str
 
     def parameters(self, rules: Rules, schema: Mapping[str, JsonValue]) -> str:
         """The parameters of a call in the order of its schema, those that are not required or not; may be empty.
@@ -47,7 +47,7 @@ class Tags:
 
     def _any(self, rules: Rules) -> str:
         options = []
-        for opening, value in ((self.string, rules.until(self.close)), (self.other, self._json(rules, {}, {}))):
+        for opening, value in ((self.string, self._until(rules, ANY)), (self.other, self._json(rules, {}, {}))):
             before, after = opening("\0").split("\0")
             options.append(f"{rules.literal(before)} {rules.pattern(_KEY)} {rules.literal(after)} {value}")
         return rules.either(options)
@@ -72,21 +72,27 @@ class Tags:
             ]
             schema = _without_strings(schema, kinds)
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return f"{rules.json({**schema, **definitions})} {rules.literal(self.close)}"
+        return f"{rules.json({**schema, **definitions})} {rules.literal(self.end + chr(10))}"
 
     def _strings(self, rules: Rules, schema: Mapping[str, JsonValue], root: Mapping[str, JsonValue]) -> list[str]:
         """A string as it stands, with the closing tag: of what the schema demands, choices, a pattern and lengths."""
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(values, Sequence) and not isinstance(values, str):
-            return [rules.literal(value + self.close) for value in values if isinstance(value, str)]
+            return [rules.literal(value + self.end + "\n") for value in values if isinstance(value, str)]
         pattern = schema.get("pattern")
         if isinstance(pattern, str):
             start = "" if pattern.startswith("^") else ANY
             end = "" if re.search(r"(?<!\\)\$$", pattern) else ANY
             body = pattern.removeprefix("^")
-            return [rules.until(self.close, f"{start}(?:{body.removesuffix('$') if not end else body}){end}")]
+            return [self._until(rules, f"{start}(?:{body.removesuffix('$') if not end else body}){end}")]
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        return [rules.until(self.close, ANY if not least and most == "" else f"(?s:.{{{least},{most}}})")]
+        return [self._until(rules, ANY if not least and most == "" else f"(?s:.{{{least},{most}}})")]
+
+    def _until(self, rules: Rules, expression: str) -> str:
+        """A string up to the first closing tag; the line's end before it may be missing, as parsers have it."""
+        tag = self.end.lstrip("\n")
+        line = "\n?" if tag != self.end and expression != ANY else ""
+        return f"{rules.until(tag, expression + line)} {rules.literal(chr(10))}"
 
 
 def _without_strings(schema: Mapping[str, JsonValue], kinds: Sequence[str]) -> Mapping[str, JsonValue]:

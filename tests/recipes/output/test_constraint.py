@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jsonschema
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from deepinfra.core.conversation import Constraint, Conversation, Message, TextPart, ToolChoice, ToolDefinition
+from deepinfra.errors import UnsupportedFieldError
+from deepinfra.models import open_model
+from deepinfra.recipes.encoding.loading import load_vocabulary
+from deepinfra.recipes.output.constraint import compose
+from deepinfra.recipes.output.families import FAMILIES
+from deepinfra.recipes.output.family import ToolFamily, output_grammar
+from deepinfra.recipes.output.parser import GrammarParser
+from deepinfra.testing.answers import WRITERS, Answer, Bytes, answer_of
+from deepinfra.testing.deepseek import DeepSeekTextModel
+
+THINK = ("<think>", "</think>")
+USER = Message(role="user", content=(TextPart("x"),))
+WEATHER = ToolDefinition(
+    name="get_weather",
+    strict=True,
+    parameters={
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer", "minimum": 0, "maximum": 9},
+            "unit": {"type": "string", "enum": ["C", "degrees F"]},
+            "code": {"type": "string", "pattern": "^[A-Z]{2}/?$"},
+            "short": {"type": "string", "maxLength": 3},
+            "note": {"type": ["string", "null"]},
+            "where": {"$ref": "#/$defs/place"},
+            "fast": {"type": "boolean"},
+        },
+        "required": ["city", "days", "where"],
+        "additionalProperties": False,
+        "$defs": {
+            "place": {
+                "type": "object",
+                "properties": {"x": {"type": "number"}},
+                "required": ["x"],
+                "additionalProperties": False,
+            }
+        },
+    },
+)
+NOTHING = ToolDefinition(name="nothing", strict=True)
+SCHEMA = (
+    '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}'
+)
+CONSTRAINED = [name for name, family in FAMILIES.items() if family.calls is not None]
+
+
+@dataclass
+class Vocabulary:
+    """What a walk needs of a tokenizer: as `deepinfra.engine.constraints` shows one to the library."""
+
+    size: int
+    control: Mapping[str, int]
+    encode: Callable[[str], list[int]]
+    token_bytes: Callable[[int], bytes]
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __post_init__(self) -> None:
+        self.eos_token_id = self.size
+        table = [self.token_bytes(token) for token in range(self.size)]
+        special = {token for token, data in enumerate(table) if not data} | set(self.control.values()) | {self.size}
+        self.tokens = [f"<[{t}]>".encode() if t in special else data for t, data in enumerate([*table, b""])]
+        self.special_token_ids = sorted(special)
+        spelled = "|".join(re.escape(marker) for marker in sorted(self.control, key=len, reverse=True))
+        self.split = re.compile(f"({spelled})" if spelled else "(?!)()")
+        self.library = LLTokenizer(TokenizerWrapper(self), n_vocab=self.size + 1)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self.encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+
+    def marked(self, text: str) -> list[int]:
+        """Ids of text with its markers as control tokens."""
+        ids: list[int] = []
+        for part in self.split.split(text):
+            ids += [self.control[part]] if part in self.control else self.encode(part) if part else []
+        return ids
+
+    def matcher(self, constraint: Constraint) -> LLMatcher:
+        assert constraint.kind == "grammar"
+        matcher = LLMatcher(self.library, LLMatcher.grammar_from_lark(constraint.source), log_level=0)
+        assert not matcher.is_error(), matcher.get_error() + constraint.source
+        return matcher
+
+    def walk(self, constraint: Constraint, draw: random.Random, phrases: Sequence[str], limit: int = 3000) -> list[int]:
+        """A random answer that the constraint allows; `phrases` are what it would hardly find by chance."""
+        matcher, ids = self.matcher(constraint), []
+        known = [self.marked(phrase) for phrase in phrases]
+        while len(ids) < limit:
+            allowed = self.allowed(matcher)
+            late = len(ids) > 60
+            if matcher.is_accepting() and (late or not len(allowed) or draw.random() < 0.3):
+                return ids
+            fitting = [phrase for phrase in known if phrase and matcher.validate_tokens(phrase) == len(phrase)]
+            if fitting and late:  # whatever leaves free text
+                step = min(fitting, key=lambda phrase: (self.choices_behind(matcher, phrase), draw.random()))
+            elif fitting and draw.random() < 0.8:
+                step = draw.choice(fitting)
+            else:
+                step = [int(draw.choice(allowed))]
+            assert matcher.consume_tokens(step)
+            ids += step
+        raise AssertionError(f"no end after {limit} tokens: {bytes(t for t in ids if t < 256)!r}")
+
+    def allowed(self, matcher: LLMatcher) -> np.ndarray:
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        assert not matcher.is_error(), matcher.get_error()
+        return np.flatnonzero(bits[: self.size])
+
+    def choices_behind(self, matcher: LLMatcher, phrase: Sequence[int]) -> int:
+        assert matcher.consume_tokens(list(phrase))
+        count = len(self.allowed(matcher)) - 1000 * matcher.is_accepting()
+        matcher.rollback(len(phrase))
+        return count
+
+
+def byte_vocabulary(name: str, tokens: bool) -> Vocabulary:
+    text = WRITERS[name]([("f", {"s": "a", "x": 1})])
+    found = re.findall(r"<\|[^|<>]*\|>|<｜[^｜<>]+｜>|\[[A-Z_]+\]|｜DSML｜|</?(?:tool_call|arg_key|arg_value)>", text)
+    simple = Bytes(sorted({*found, *THINK}) if tokens else ())
+    return Vocabulary(256 + len(simple.control), simple.control, lambda text: list(text.encode()), simple.token_bytes)
+
+
+def phrases(family: ToolFamily) -> list[str]:
+    markers = {edge.marker for state in family.states.values() for edge in state.edges}
+    return sorted(
+        {*markers, *(edge.marker for edge in family.entries), *THINK, family.opener, '"', '"}', "}", "\n"} - {"{"}
+    )
+
+
+def asked(mode: str, **more: object) -> Conversation:
+    return Conversation(messages=(USER,), tools=(WEATHER, NOTHING), tool_choice=ToolChoice(mode=mode), **more)  # type: ignore[arg-type]
+
+
+def read(
+    vocabulary: Vocabulary, family: ToolFamily | None, ids: Sequence[int], start: str, pair: tuple[str, str] | None
+) -> Answer:
+    grammar = output_grammar(vocabulary.control, None if "header" in getattr(family, "states", {}) else pair, family)
+    parser = GrammarParser(
+        grammar,
+        "header" if start == "text" and "header" in grammar.states else start,
+        vocabulary.token_bytes,
+        0,
+        (WEATHER, NOTHING),
+    )
+    return answer_of([*parser.feed(ids), *parser.finish("stop")])
+
+
+def check_calls(answer: Answer, conversation: Conversation) -> None:
+    schemas = {tool.name: tool.parameters or {"additionalProperties": False} for tool in conversation.tools}
+    for call in answer.calls:
+        assert call.ended
+        assert not conversation.tool_choice.names or call.name in conversation.tool_choice.names
+        jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+    assert conversation.tool_choice.parallel or len(answer.calls) <= 1
+    if conversation.tool_choice.mode == "required":
+        assert answer.calls
+        assert answer.text == ""
+    if conversation.constraint is not None and not answer.calls:
+        jsonschema.validate(json.loads(answer.text), json.loads(conversation.constraint.source))
+
+
+CASES: dict[str, tuple[Conversation, str, bool]] = {
+    "required": (asked("required"), "text", False),
+    "required, reasoning open": (asked("required"), "reasoning", True),
+    "named, one call, reasoning may follow": (
+        Conversation(
+            messages=(USER,),
+            tools=(WEATHER, NOTHING),
+            tool_choice=ToolChoice(mode="required", names=("get_weather",), parallel=False),
+        ),
+        "text",
+        True,
+    ),
+    "strict": (asked("auto"), "text", False),
+    "strict, reasoning open": (asked("auto"), "reasoning", True),
+    "one call": (
+        Conversation(messages=(USER,), tools=(WEATHER, NOTHING), tool_choice=ToolChoice(parallel=False)),
+        "text",
+        False,
+    ),
+    "json or calls": (asked("auto", constraint=Constraint(kind="json_schema", source=SCHEMA)), "text", True),
+}
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("family", CONSTRAINED)
+def test_what_a_composed_grammar_allows_parses_back_into_valid_calls(family, case, tokens) -> None:
+    conversation, start, thinks = CASES[case]
+    vocabulary, syntax, draw = byte_vocabulary(family, tokens), FAMILIES[family], random.Random(f"{family} {case}")
+    pair = THINK if thinks and family != "harmony" else None
+    if start == "reasoning" and pair is None:
+        start = "text"
+    constraint = compose(conversation, control=vocabulary.control, start=start, reasoning=pair, family=syntax)
+    assert constraint is not None
+    for _ in range(3):
+        ids = vocabulary.walk(constraint, draw, phrases(syntax))
+        check_calls(read(vocabulary, syntax, ids, start, pair), conversation)
+
+
+@pytest.mark.parametrize("family", CONSTRAINED)
+def test_calls_as_models_write_them_are_what_a_demanded_call_is(family) -> None:
+    vocabulary, syntax = byte_vocabulary(family, True), FAMILIES[family]
+    constraint = compose(asked("required"), control=vocabulary.control, family=syntax)
+    assert constraint is not None
+    arguments = {"city": 'Par"is\n日本', "days": 2, "unit": "degrees F", "note": "x", "where": {"x": 1.5}, "fast": True}
+    text = WRITERS[family]([("get_weather", arguments), ("nothing", {})])
+    if family == "harmony":  # one call to a message, and the token that ends it ends the answer
+        text = WRITERS[family]([("get_weather", arguments)]).removesuffix("<|call|>")
+    matcher = vocabulary.matcher(constraint)
+    ids = vocabulary.marked(text)
+    taken = matcher.try_consume_tokens(ids)
+    assert (taken, matcher.is_accepting()) == (len(ids), True), text.encode()[taken:]
+
+
+def test_inside_an_opened_block_the_opener_is_not_written_again() -> None:
+    vocabulary = byte_vocabulary("dsml", True)
+    constraint = compose(asked("required"), control=vocabulary.control, start="tool", family=FAMILIES["dsml"])
+    assert constraint is not None
+    draw = random.Random(2)
+    for _ in range(5):
+        ids = vocabulary.walk(constraint, draw, phrases(FAMILIES["dsml"]))
+        check_calls(read(vocabulary, FAMILIES["dsml"], ids, "tool", None), asked("required"))
+
+
+def test_nothing_is_demanded_of_a_free_answer() -> None:
+    free = ToolDefinition(name="f", parameters={"type": "object"})
+    conversation = Conversation(messages=(USER,), tools=(free,))
+    assert compose(conversation, control={}, reasoning=THINK, family=FAMILIES["hermes"]) is None
+    assert compose(Conversation(messages=(USER,)), control={}, start="reasoning", reasoning=THINK) is None
+    none = Conversation(messages=(USER,), tools=(WEATHER,), tool_choice=ToolChoice(mode="none"))
+    assert compose(none, control={}, family=FAMILIES["hermes"]) is None
+
+
+@pytest.mark.parametrize("kind", ["json", "json_schema", "regex", "grammar"])
+def test_a_constraint_stays_as_it_is_where_nothing_stands_around_the_text(kind) -> None:
+    wanted = Constraint(kind=kind, source=SCHEMA)
+    conversation = Conversation(messages=(USER,), constraint=wanted)
+    assert compose(conversation, control={}) is wanted
+    assert compose(conversation, control={}, start="raw", reasoning=THINK) is wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text", "wrong"),
+    [
+        (Constraint(kind="json"), '{"a": [1, {"b": null}]}', '{"a":1}'),
+        (Constraint(kind="json_schema", source=SCHEMA), '{"a": 1}', '{"a": "1"}'),
+        (Constraint(kind="regex", source=r"(?i)a+/\d\n[/\]]"), "aA/1\n]", "aA/1\n["),
+        (Constraint(kind="grammar", source='start: "a" x\nx: "b" | "c"'), "ac", "ad"),
+    ],
+)
+@pytest.mark.parametrize("tokens", [False, True])
+def test_an_answer_is_constrained_behind_its_reasoning(wanted, text, wrong, tokens) -> None:
+    vocabulary = byte_vocabulary("hermes", tokens)
+    conversation = Conversation(messages=(USER,), constraint=wanted)
+    opened = compose(conversation, control=vocabulary.control, start="reasoning", reasoning=THINK)
+    may = compose(conversation, control=vocabulary.control, reasoning=THINK)
+    assert opened is not None
+    assert may is not None
+    for constraint, before in (
+        (opened, "so {\n</think>"),
+        (opened, "</think>\n\n"),
+        (may, ""),
+        (may, "<think>\nso\n</think>\n"),
+    ):
+        for said, valid in ((text, True), (wrong, False)):
+            matcher, ids = vocabulary.matcher(constraint), vocabulary.marked(before + said)
+            taken = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+            assert taken == valid, (before, said)
+
+
+def test_strict_calls_leave_the_text_free_until_a_block_is_opened() -> None:
+    for tokens in (False, True):
+        vocabulary = byte_vocabulary("hermes", tokens)
+        constraint = compose(asked("auto"), control=vocabulary.control, family=FAMILIES["hermes"])
+        assert constraint is not None
+        for text, valid in (
+            ("any <tool text { here", True),
+            ('first\n<tool_call>\n{"name": "nothing", "arguments": {}}\n</tool_call>', True),
+            ('first\n<tool_call>\n{"name": "other', False),
+            ('<tool_call>\n{"name": "get_weather", "arguments": {"days": 1', False),
+        ):
+            matcher, ids = vocabulary.matcher(constraint), vocabulary.marked(text)
+            assert (matcher.try_consume_tokens(ids) == len(ids)) == valid, text
+
+
+def test_a_tool_that_is_not_strict_may_get_any_object_unless_a_call_is_demanded() -> None:
+    loose = ToolDefinition(name="loose", parameters={"type": "object", "properties": {"a": {"type": "integer"}}})
+    vocabulary = byte_vocabulary("hermes", False)
+    for choice, text, valid in (
+        (ToolChoice(), '{"b": {"c": []}}', True),
+        (ToolChoice(mode="required"), '{"b": {"c": []}}', False),
+        (ToolChoice(mode="required"), '{"a": 1}', True),
+        (ToolChoice(mode="required"), "{}", True),
+    ):
+        conversation = Conversation(messages=(USER,), tools=(loose, NOTHING), tool_choice=choice)
+        constraint = compose(conversation, control={}, family=FAMILIES["hermes"])
+        assert constraint is not None
+        ids = vocabulary.marked(f'<tool_call>\n{{"name": "loose", "arguments": {text}}}\n</tool_call>')
+        assert (vocabulary.matcher(constraint).try_consume_tokens(ids) == len(ids)) == valid
+
+
+@pytest.mark.parametrize("family", ["dsml", "qwen-xml", "glm"])
+def test_a_schema_without_properties_allows_any_parameters(family) -> None:
+    open_tool = ToolDefinition(name="f", parameters={"type": "object"})
+    vocabulary = byte_vocabulary(family, True)
+    conversation = Conversation(messages=(USER,), tools=(open_tool,), tool_choice=ToolChoice(mode="required"))
+    constraint = compose(conversation, control=vocabulary.control, family=FAMILIES[family])
+    assert constraint is not None
+    ids = vocabulary.marked(WRITERS[family]([("f", {"any": "thing", "n": [1]})]))
+    matcher = vocabulary.matcher(constraint)
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher.is_accepting()
+
+
+def test_json_has_no_white_space_that_need_not_end() -> None:
+    vocabulary = byte_vocabulary("hermes", False)
+    constraint = compose(asked("required"), control={}, family=FAMILIES["hermes"])
+    assert constraint is not None
+    matcher = vocabulary.matcher(constraint)
+    assert matcher.consume_tokens(vocabulary.marked('<tool_call>\n{"name": "get_weather", "arguments": {'))
+    assert matcher.validate_tokens(list(b" ")) == 0
+    assert matcher.validate_tokens(list(b"\n")) == 0
+
+
+def test_calls_of_a_family_that_cannot_be_constrained_are_refused_by_name() -> None:
+    plain = ToolFamily(name="plain")
+    with pytest.raises(UnsupportedFieldError, match=r"tool_choice.*'plain'"):
+        compose(asked("required"), control={}, family=plain)
+
+
+def test_a_schema_that_is_no_json_is_refused() -> None:
+    for source in ("{", "[]"):
+        wanted = Conversation(messages=(USER,), constraint=Constraint(kind="json_schema", source=source))
+        with pytest.raises(UnsupportedFieldError, match="no JSON Schema"):
+            compose(wanted, control={}, reasoning=THINK)
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Vocabulary:
+    built = load_vocabulary(open_model("smollm2"), (), 0)
+    return Vocabulary(built.tokenizer.vocab_size, built.control, built.tokenizer.encode, built.tokenizer.token_bytes)
+
+
+@pytest.fixture(scope="module")
+def deepseek() -> Vocabulary:
+    built = load_vocabulary(
+        DeepSeekTextModel(), ("<think>", "</think>", "｜DSML｜", "<｜User｜>", "<｜Assistant｜>"), 0
+    )
+    return Vocabulary(built.tokenizer.vocab_size, built.control, built.tokenizer.encode, built.tokenizer.token_bytes)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_smollm2_is_held_to_hermes(smollm2, case) -> None:
+    conversation, start, thinks = CASES[case]
+    pair, draw = THINK if thinks else None, random.Random(case)
+    constraint = compose(conversation, control=smollm2.control, start=start, reasoning=pair, family=FAMILIES["hermes"])
+    assert constraint is not None
+    for _ in range(3):
+        ids = smollm2.walk(constraint, draw, phrases(FAMILIES["hermes"]))
+        check_calls(read(smollm2, FAMILIES["hermes"], ids, start, pair), conversation)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_deepseek_is_held_to_dsml(deepseek, case) -> None:
+    conversation, start, thinks = CASES[case]
+    pair, draw = THINK if thinks else None, random.Random(case)
+    constraint = compose(conversation, control=deepseek.control, start=start, reasoning=pair, family=FAMILIES["dsml"])
+    assert constraint is not None
+    for _ in range(3):
+        ids = deepseek.walk(constraint, draw, phrases(FAMILIES["dsml"]))
+        check_calls(read(deepseek, FAMILIES["dsml"], ids, start, pair), conversation)
