@@ -167,6 +167,10 @@ def _check(conversation: Conversation) -> None:
             raise RequestError("only the last message, and only an assistant's, can be continued", f"{path}.prefix")
         if message.prefix and message.tool_calls:
             raise UnsupportedFieldError(f"{path}.prefix", "cannot have tool calls")
+        if message.prefix and conversation.constraint is not None and _says(message):
+            raise UnsupportedFieldError(
+                f"{path}.prefix", "cannot be combined with a response format: it is a part of the answer"
+            )
         for part in message.content:
             if isinstance(part, MediaPart) and not part.media_type.startswith("image/"):
                 raise UnsupportedFieldError(f"{path}.content", f"has {part.media_type}, which this model does not take")

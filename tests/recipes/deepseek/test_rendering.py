@@ -143,6 +143,16 @@ def test_a_prefix_elsewhere_is_refused_by_name(version: Any, messages: tuple[Mes
     assert caught.value.param == param
 
 
+def test_an_answer_that_was_begun_cannot_be_held_to_a_format(version: Any) -> None:
+    """What is constrained is what the model writes; the reference refuses this too."""
+    wanted = Constraint(kind="json")
+    with pytest.raises(UnsupportedFieldError) as caught:
+        text(version, say("user", "u"), say("assistant", "{", prefix=True), constraint=wanted)
+    assert caught.value.param == "messages[1].prefix"
+    thought = say("assistant", reasoning="R", prefix=True)
+    assert text(version, say("user", "u"), thought, constraint=wanted, effort="low").endswith("<think>R")
+
+
 # -- tools ----------------------------------------------------------------------------------------
 
 
