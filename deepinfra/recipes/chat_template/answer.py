@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from deepinfra.core.conversation import Constraint, Conversation
 from deepinfra.core.events import Event, ReasoningDelta, TextDelta, TokenLogprobs
 from deepinfra.core.request import FinishReason
-from deepinfra.errors import UnsupportedFieldError
 from deepinfra.interfaces import OutputParser
 from deepinfra.recipes.chat_template.rendering import Rendered
 from deepinfra.recipes.output.constraint import compose
@@ -39,8 +38,10 @@ class Answers:
     @classmethod
     def of(cls, control: Mapping[str, int], reasoning: tuple[str, str] | None, family: ToolFamily) -> Answers:
         """Make both grammars. A family without entries is how the model writes everything, with tools and without."""
-        calling = output_grammar(control, reasoning, family)
-        plain = calling if not family.entries else output_grammar(control, reasoning)
+        if not family.entries:
+            everything = output_grammar(control, family=family)
+            return cls(control, reasoning, family, everything, everything)
+        plain, calling = output_grammar(control, reasoning), output_grammar(control, reasoning, family)
         return cls(control, reasoning, family, plain, calling)
 
     def start(self, rendered: Rendered) -> tuple[str, bool]:
@@ -66,11 +67,8 @@ class Answers:
             UnsupportedFieldError: It is demanded, and cannot be said for this model.
         """
         reasoning = self.reasoning if start == "reasoning" or opens else None
-        if start == "header":
-            demanded = compose(conversation, control=self.control, start="text")
-            if demanded is not None:
-                raise UnsupportedFieldError("response_format", "cannot be enforced on this model by its chat template")
-        return compose(conversation, control=self.control, start=start, reasoning=reasoning, family=self.family)
+        begins = "text" if start == "header" else start
+        return compose(conversation, control=self.control, start=begins, reasoning=reasoning, family=self.family)
 
 
 def _last_trusted(rendered: Rendered, marker: str, tail: int) -> int:

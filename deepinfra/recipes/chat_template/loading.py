@@ -22,6 +22,7 @@ from deepinfra.recipes.chat_template.selftest import check, plain_text
 from deepinfra.recipes.chat_template.traits import Traits, probe
 from deepinfra.recipes.encoding.loading import TokenizerModel, Vocabulary, load_vocabulary
 from deepinfra.recipes.output.families import family_of
+from deepinfra.recipes.output.families.harmony import HARMONY, HARMONY_REASONING
 from deepinfra.recipes.output.families.hermes import HERMES
 from deepinfra.recipes.output.family import Shown
 from deepinfra.recipes.output.grammar import REASONING
@@ -32,6 +33,7 @@ assert HERMES.shown is not None
 FALLBACK: Shown = HERMES.shown
 """How tools, calls and results are written where a template does not write them."""
 
+_HARMONY_ENDS = ("<|return|>", "<|call|>")
 _RULES = "chat-template-2"
 """Goes into `version`: raise it when the same conversation gets other ids."""
 
@@ -50,6 +52,7 @@ class Loaded:
 
     Attributes:
         renderer: `None` for a model without a template.
+        stop_ids: Ids that end an answer to a conversation.
         prepend: The BOS that the tokenizer adds because the template writes none.
     """
 
@@ -57,6 +60,7 @@ class Loaded:
     renderer: Renderer | None
     traits: Traits
     answers: Answers
+    stop_ids: frozenset[int]
     prepend: int | None
     version: str
     report: RecipeReport
@@ -68,11 +72,13 @@ def load(model: TextModel, source: str | None, date: str | None, cache_chars: in
     source = source if source is not None else model.chat_template()
     template = None if source is None else MarkedTemplate(source)
     literals = frozenset() if template is None else template.literals()
-    vocabulary = load_vocabulary(model, literals, cache_chars)
+    harmony = source is not None and family_of(source, {}) is HARMONY
+    vocabulary = load_vocabulary(model, literals, cache_chars, ends=_HARMONY_ENDS if harmony else ())
     version = hashlib.sha256(json.dumps([_RULES, vocabulary.definition, source]).encode()).hexdigest()
     names = frozenset() if template is None else template.names()
     traits = Traits(names=names, literals=literals)
-    control, pair = vocabulary.control, _reasoning(vocabulary.control, literals)
+    control = vocabulary.control
+    pair = HARMONY_REASONING if harmony else _reasoning(control, literals)
     family, counting = HERMES, {marker: control[marker] for marker in pair or () if marker in control}
     prepend, renderer = vocabulary.bos, None
     if template is not None and source is not None:
@@ -107,7 +113,9 @@ def load(model: TextModel, source: str | None, date: str | None, cache_chars: in
                 raise ModelError("the chat template begins with two BOS tokens")
     answers = Answers.of(counting, pair, family)
     report = describe(renderer, traits, vocabulary, pair, family)
-    return Loaded(vocabulary, renderer, traits, answers, prepend, version, report)
+    # `<|end|>` ends a message of harmony and not the answer, whatever the model's files say.
+    stop_ids = vocabulary.tokenizer.eos_ids - ({control.get("<|end|>", -1)} if harmony else set())
+    return Loaded(vocabulary, renderer, traits, answers, stop_ids, prepend, version, report)
 
 
 def _constants(tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> dict[str, str]:

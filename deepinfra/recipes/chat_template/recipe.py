@@ -103,7 +103,7 @@ class ChatTemplate(Recipe):
             ids=tuple(ids),
             control=tuple(control),
             text=rendered.text,
-            stop_ids=loaded.vocabulary.tokenizer.eos_ids,
+            stop_ids=loaded.stop_ids,
             start=start,
             constraint=constraint,
             breakpoints=tuple(position for position in control if position and position - 1 not in known),

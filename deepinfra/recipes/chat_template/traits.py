@@ -24,6 +24,7 @@ class Traits:
         system: `anywhere`: takes system messages where they stand; `first`: only one, at the beginning; `none`: raises.
         tools: Who shows the declared tools to the model: the template, or the fallback.
         calls: Who shows the calls of earlier turns: the template, or their text in the answer.
+        described: Wants a description of every tool, be it empty.
         every_call: Shows all calls of a turn; else only the first.
         known: The syntax of calls that it teaches is one that can be read.
     """
@@ -36,6 +37,7 @@ class Traits:
     system: Literal["anywhere", "first", "none"] = "anywhere"
     tools: Literal["template", "fallback"] = "template"
     calls: Literal["template", "text"] = "template"
+    described: bool = False
     every_call: bool = True
     known: bool = True
 
@@ -95,6 +97,9 @@ def probe(render: Callable[[Conversation, Traits], str | None], traits: Traits) 
     parts = replace(traits, content_parts=True)
     if not shows(SHAPES["user"], question, traits) and shows(SHAPES["user"], question, parts):
         traits = parts
+    bare = replace(SHAPES["tools"], tools=(replace(_TOOL, description=None),))
+    if render(bare, traits) is None:
+        traits = replace(traits, described=True)
     traits = _probe_calls(render, traits)
     if not shows(SHAPES["tools"], _TOOL.name, traits) and not shows(SHAPES["tools"], "city", traits):
         calls = traits.calls if render(SHAPES["loop"], traits) is not None else "text"

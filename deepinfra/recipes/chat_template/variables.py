@@ -28,7 +28,7 @@ def variables(conversation: Conversation, traits: Traits) -> dict[str, Any]:
     values |= _effort(conversation.effort, traits)
     values |= {
         "messages": [_message(message, traits) for message in conversation.messages],
-        "tools": [_tool(tool) for tool in conversation.tools] or None,
+        "tools": [_tool(tool, traits) for tool in conversation.tools] or None,
         "documents": None,
         "add_generation_prompt": not (conversation.messages and conversation.messages[-1].prefix),
     }
@@ -85,10 +85,10 @@ def _arguments(text: str, traits: Traits) -> object:
     return value if isinstance(value, dict) else {"arguments": text}
 
 
-def _tool(tool: ToolDefinition) -> dict[str, Any]:
+def _tool(tool: ToolDefinition, traits: Traits) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
+    if tool.description is not None or traits.described:
+        function["description"] = tool.description or ""
     parameters = {"type": "object", "properties": {}} if tool.parameters is None else tool.parameters
     function["parameters"] = _plain(parameters)
     return {"type": "function", "function": function}
