@@ -13,16 +13,11 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from deepinfra.engine import Engine, Pool
-from deepinfra.interfaces import Recipe
-from deepinfra.recipes import ChatTemplate, DeepSeek, Harmony
 from deepinfra.schedulers.fcfs import Fcfs
-from deepinfra.testing.deepseek import DeepSeekTextModel
+from deepinfra.testing.recorded import BIG, CITY, FAMILIES, recorded
 from deepinfra.testing.replay import ReplayExecutor, Script
 from deepinfra.testing.served import Served
-from deepinfra.testing.textmodel import TrainedTextModel
 
-CITY = 'Paris "x" \\ 日本 🙂'
-BIG = "12345678901234567890123"
 WEATHER = {"city": {"type": "string"}, "n": {"type": "integer"}}
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": WEATHER}}},
@@ -30,30 +25,7 @@ TOOLS: list[Any] = [
 ]
 QUESTION: Any = {"role": "user", "content": "Weather and time in Paris?"}
 
-DSML = (
-    "I should look.</think>Let me check.\n\n<｜DSML｜tool_calls>\n"
-    '<｜DSML｜invoke name="get_weather">\n'
-    f'<｜DSML｜parameter name="city" string="true">{CITY}</｜DSML｜parameter>\n'
-    f'<｜DSML｜parameter name="n" string="false">{BIG}</｜DSML｜parameter>\n'
-    "</｜DSML｜invoke>\n"
-    '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>\n'
-    "</｜DSML｜tool_calls>"
-)
-HERMES = (
-    "I should look.</think>Let me check.\n"
-    f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": {json.dumps(CITY)}, "n": {BIG}}}}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-)
-HARMONY = (
-    "<|channel|>analysis<|message|>I should look.<|end|>"
-    "<|start|>assistant<|channel|>commentary<|message|>Let me check.<|end|>"
-    "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
-    f'{{"city": {json.dumps(CITY)}, "n": {BIG}}}<|end|>'
-    "<|start|>assistant<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}<|call|>"
-)
-TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
-HARMONY_MARKERS = ("<|start|>", "<|message|>", "<|end|>", "<|channel|>", "<|constrain|>", "<|call|>")
-QWEN_MARKERS = ("<|im_start|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
+TEMPLATE = (Path(__file__).parents[2] / "data" / "templates" / "Qwen-QwQ-32B.jinja").read_text()
 
 
 class Model(NamedTuple):
@@ -92,22 +64,9 @@ class Model(NamedTuple):
         return list(self.client.chat.completions.create(**asked))
 
 
-def recipe_of(name: str) -> tuple[Recipe, Any, int, str, str]:
-    if name == "dsml":
-        files = DeepSeekTextModel()
-        return DeepSeek(files), files, 1, DSML, "It is noon.</think>Sunny."
-    if name == "harmony":
-        small = TrainedTextModel(None, ("<|endoftext|>", "<|return|>", *HARMONY_MARKERS))
-        final = "<|channel|>analysis<|message|>It is noon.<|end|><|start|>assistant<|channel|>final<|message|>Sunny."
-        return Harmony(small), small, small.special_tokens().eos_id or 0, HARMONY, final
-    template = (TEMPLATES / "Qwen-QwQ-32B.jinja").read_text()
-    small = TrainedTextModel(template, ("<|endoftext|>", "<|im_end|>", *QWEN_MARKERS))
-    return ChatTemplate(small), small, small.special_tokens().eos_id or 0, HERMES, "It is noon.</think>Sunny."
-
-
-@pytest.fixture(scope="module", params=["dsml", "hermes", "harmony"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    recipe, files, eos, calls, text = recipe_of(request.param)
+    recipe, files, eos, calls, text = recorded(request.param, TEMPLATE)
     script = Script()
     executor = ReplayExecutor(script, eos=eos, vocab_size=files.tokenizer().get_vocab_size())
     with Served(Engine(recipe, Pool(Fcfs(), executor), name="m")) as served:
