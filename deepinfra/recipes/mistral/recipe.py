@@ -28,7 +28,7 @@ from deepinfra.recipes.output.parser import GrammarParser
 if TYPE_CHECKING:
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-    from deepinfra.recipes.mistral.tokenizer import MistralText
+    from deepinfra.recipes.mistral.tokenizer import CachedTokenizer, MistralText
 
 __all__ = ("Mistral",)
 
@@ -44,6 +44,7 @@ class _Loaded:
     """Everything that is built once from a tokenizer's file; `number` is its version, 1 to 15."""
 
     encoder: MistralTokenizer[Any, Any, Any, Any, Any]
+    cache: CachedTokenizer
     tokenizer: MistralText
     number: int
     thinks: bool
@@ -104,10 +105,11 @@ class Mistral(Recipe):
         start = _start(conversation, loaded.thinks)
         try:
             request = request_of(conversation, offered(conversation), number=loaded.number, thinks=loaded.thinks)
+            pieces = loaded.cache.listen()
             ids = list(loaded.encoder.encode_chat_completion(request).tokens)
         except (MistralCommonException, ValueError, AssertionError, RecursionError) as error:
             raise refused(error) from error
-        text, positions, ranges = loaded.tokenizer.shown(ids)
+        text, positions, ranges = loaded.tokenizer.shown(ids, pieces)
         known = set(positions)
         return Prompt(
             ids=tuple(ids),
@@ -202,14 +204,15 @@ def _load(model: str | Path, cache_chars: int) -> _Loaded:
     except (MistralCommonException, ValueError, AssertionError, KeyError, RuntimeError, OSError) as error:
         raise ModelError(f"{path} is no tokenizer that mistral-common can read: {error}") from error
     inner = encoder.instruct_tokenizer.tokenizer
-    encoder.instruct_tokenizer.tokenizer = CachedTokenizer(inner, cache_chars)  # type: ignore[assignment]
     tokenizer, number = MistralText(inner), inner.version.version_num
+    cache = CachedTokenizer(inner, tokenizer, cache_chars)
+    encoder.instruct_tokenizer.tokenizer = cache  # type: ignore[assignment]
     thinks = number >= 13 and all(marker in tokenizer.spellings for marker in _THINK)
     family = _family(number)
     grammars = {tools: _grammar(tokenizer, thinks, family if tools else None) for tools in (False, True)}
     digest = hashlib.sha256(f"{_RULES} {version_of('mistral-common')} {path.name}\n".encode())
     digest.update(data)
-    return _Loaded(encoder, tokenizer, number, thinks, family, grammars, digest.hexdigest())
+    return _Loaded(encoder, cache, tokenizer, number, thinks, family, grammars, digest.hexdigest())
 
 
 def _family(number: int) -> ToolFamily | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from threading import Lock
-from typing import Any
+from threading import Lock, local
+from typing import Any, NamedTuple
 
 from mistral_common.tokens.tokenizers.base import Tokenizer as TextTokenizer
 from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -39,43 +40,63 @@ def tokenizer_file(path: Path) -> Path:
     )
 
 
+class Piece(NamedTuple):
+    """A text that was encoded: its ids, and what they say (sentencepiece puts a space before it)."""
+
+    ids: list[int]
+    text: str
+
+
 class CachedTokenizer:
     """What mistral-common encodes each piece of a prompt with: its own tokenizer, and a memory for the next turn.
 
     Args:
         inner: The tokenizer.
+        text: The same, for bytes.
         cache_chars: Characters of text whose ids are kept.
     """
 
-    def __init__(self, inner: TextTokenizer, cache_chars: int) -> None:
-        self._inner, self._cache_chars = inner, cache_chars
-        self._cache: OrderedDict[str, list[int]] = OrderedDict()
+    def __init__(self, inner: TextTokenizer, text: MistralText, cache_chars: int) -> None:
+        self._inner, self._text, self._cache_chars = inner, text, cache_chars
+        self._cache: OrderedDict[str, Piece] = OrderedDict()
         self._chars, self._lock = 0, Lock()
-        self._special = frozenset(inner.special_ids)
+        self._heard = local()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def listen(self) -> list[Piece]:
+        """What this thread encodes from now on, in order."""
+        pieces: list[Piece] = []
+        self._heard.pieces = pieces
+        return pieces
+
     def encode(self, s: str, bos: bool, eos: bool) -> list[int]:
         """Ids of a text, of which no part becomes a control token."""
         with self._lock:
-            ids = self._cache.get(s)
-            if ids is not None:
+            piece = self._cache.get(s)
+            if piece is not None:
                 self._cache.move_to_end(s)
-        if ids is None:
-            ids = self._inner.encode(s, bos=False, eos=False)
-            if not self._special.isdisjoint(ids):
-                raise InjectionError("text became a control token; the prompt is not served")
-            with self._lock:
-                if s not in self._cache:
-                    self._cache[s] = ids
-                    self._chars += len(s)
-                while self._chars > self._cache_chars:
-                    self._chars -= len(self._cache.popitem(last=False)[0])
-        return [*([self._inner.bos_id] if bos else ()), *ids, *([self._inner.eos_id] if eos else ())]
+        if piece is None:
+            piece = self._made(s)
+        self._heard.pieces.append(piece)
+        return [*([self._inner.bos_id] if bos else ()), *piece.ids, *([self._inner.eos_id] if eos else ())]
+
+    def _made(self, s: str) -> Piece:
+        ids = self._inner.encode(s, bos=False, eos=False)
+        if not self._text.control.keys().isdisjoint(ids):
+            raise InjectionError("text became a control token; the prompt is not served")
+        piece = Piece(ids, self._text.decoded(ids))
+        with self._lock:
+            if s not in self._cache:
+                self._cache[s] = piece
+                self._chars += len(s)
+            while self._chars > self._cache_chars:
+                self._chars -= len(self._cache.popitem(last=False)[0])
+        return piece
 
     def decode(self, tokens: list[int], special_token_policy: object = None) -> str:
-        """Nothing: mistral-common keeps the text of each prompt this way, which the recipe makes from the ids."""
+        """Nothing: mistral-common keeps the text of each prompt this way, which the recipe makes from the pieces."""
         return ""
 
 
@@ -120,24 +141,41 @@ class MistralText:
             raise IndexError(f"no token {token}")
         return self._table[token]
 
-    def shown(self, ids: list[int]) -> tuple[str, list[int], list[tuple[int, int]]]:
-        """A prompt's text with its control tokens spelled out, their positions, and where they stand in the text."""
-        control, table = self.control, self._table
-        positions = [index for index, token in enumerate(ids) if token in control]
+    def decoded(self, ids: Iterable[int]) -> str:
+        """What ids say; control tokens say nothing."""
+        return b"".join(map(self._table.__getitem__, ids)).decode(errors="replace")
+
+    def shown(self, ids: list[int], pieces: Sequence[Piece]) -> tuple[str, list[int], list[tuple[int, int]]]:
+        """A prompt's text with its control tokens spelled out, their positions, and where they stand in the text.
+
+        Args:
+            ids: The prompt.
+            pieces: What it was made of, about in order; saves reading it id by id.
+        """
+        waiting = [piece for piece in pieces if piece.ids]
         parts: list[str] = []
+        positions: list[int] = []
         ranges: list[tuple[int, int]] = []
         length = at = 0
-        for position in positions:
-            text, marker = (
-                b"".join([table[token] for token in ids[at:position]]).decode(errors="replace"),
-                control[ids[position]],
-            )
-            ranges.append((length + len(text), length + len(text) + len(marker)))
-            parts += (text, marker)
-            length += len(text) + len(marker)
-            at = position + 1
-        parts.append(b"".join([table[token] for token in ids[at:]]).decode(errors="replace"))
+        while at < len(ids):
+            marker = self.control.get(ids[at])
+            if marker is not None:
+                positions.append(at)
+                ranges.append((length, length + len(marker)))
+                text, size = marker, 1
+            else:
+                near = (i for i, (known, _) in enumerate(waiting[:8]) if ids[at : at + len(known)] == known)
+                index = next(near, None)
+                piece = self._read(ids, at) if index is None else waiting.pop(index)
+                text, size = piece.text, len(piece.ids)
+            parts.append(text)
+            length, at = length + len(text), at + size
         return "".join(parts), positions, ranges
+
+    def _read(self, ids: list[int], at: int) -> Piece:
+        """What stands between here and the next control token."""
+        end = next((i for i in range(at, len(ids)) if ids[i] in self.control), len(ids))
+        return Piece(ids[at:end], self.decoded(ids[at:end]))
 
 
 def _bytes_of(inner: TextTokenizer) -> tuple[bytes, ...]:

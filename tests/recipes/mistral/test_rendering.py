@@ -172,6 +172,14 @@ def test_any_id_of_a_call_can_be_rendered(recipe: Mistral, version: str) -> None
         assert "AbC123xyz" in plain
 
 
+def test_a_name_that_begins_like_its_id_is_shown_whole(recipe_of: Callable[[str], Mistral]) -> None:
+    """The id is encoded first and stands second; the text is put together from such pieces."""
+    call = ToolCall(id="abcabcabc", name="abcabcabc_now", arguments="{}")
+    messages = (say("user", "a"), say("assistant", tool_calls=(call,)), say("tool", "noon", tool_call_id=call.id))
+    text = recipe_of("v11").render(Conversation(messages=messages)).text
+    assert "[TOOL_CALLS]abcabcabc_now[CALL_ID]abcabcabc[ARGS]{}</s>" in text
+
+
 def test_what_mistral_common_refuses_is_refused_in_its_words(recipe: Mistral, version: str) -> None:
     bad: list[tuple[Conversation, str, str]] = [
         (Conversation(messages=(say("user", "a"), say("tool", "x", tool_call_id="a"))), "messages", "Unexpected role"),
