@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from deepinfra.api.errors import WireError
 from deepinfra.api.protocol import Call, Json, Received
-from deepinfra.api.responses.items import Item, ItemReference, StoredItem, Unsupported, output_items, turns_of
+from deepinfra.api.responses.items import Item, ItemReference, StoredItem, Unsupported, output_items
 from deepinfra.api.responses.store import ResponseStore, Turn
 from deepinfra.api.responses.tools import (
     MAX_TOOLS,
@@ -22,6 +22,7 @@ from deepinfra.api.responses.tools import (
     tool_choice_of,
     tool_definitions,
 )
+from deepinfra.api.responses.turns import turns_of
 from deepinfra.api.responses.writer import ResponseWriter
 from deepinfra.api.wire import MAX_TOP_LOGPROBS, Options, SamplingFields, openai_error, parse_fields
 from deepinfra.core.conversation import Conversation, JsonValue, Message

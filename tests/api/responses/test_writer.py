@@ -12,8 +12,9 @@ from openai.types.responses.response_stream_event import ResponseStreamEvent
 
 from deepinfra.api.errors import wire_error
 from deepinfra.api.protocol import Extension, Frame, Head
-from deepinfra.api.responses.items import Reasoning, output_items, sealed, turns_of
+from deepinfra.api.responses.items import Reasoning, output_items, sealed
 from deepinfra.api.responses.request import ResponsesRequest
+from deepinfra.api.responses.turns import turns_of
 from deepinfra.api.responses.writer import ResponseWriter
 from deepinfra.core.events import (
     Event,
