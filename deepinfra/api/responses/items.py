@@ -7,32 +7,35 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Discriminator, Field, Tag, TypeAdapter
-from pydantic_core import PydanticCustomError
+from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 
-from deepinfra.api.errors import UNSUPPORTED
 from deepinfra.api.protocol import Json
+from deepinfra.api.responses.content import (
+    MAX_PARTS,
+    InputParts,
+    OutputParts,
+    ReasoningText,
+    SummaryText,
+    Unsupported,
+    tag,
+    type_of,
+    unknown,
+)
 from deepinfra.api.wire import Options
 
 __all__ = (
     "FunctionCall",
     "FunctionOutput",
     "InputMessage",
-    "InputText",
     "Item",
     "ItemReference",
     "OutputMessage",
     "Reasoning",
-    "Refusal",
     "StoredItem",
-    "Unsupported",
     "item_json",
     "output_items",
     "sealed",
 )
-
-MAX_PARTS = 4096
-"""Content parts of one item."""
 
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 Status = Literal["in_progress", "completed", "incomplete"] | None
@@ -42,126 +45,6 @@ class Direct(Options):
     """Who made a call: the model itself. Calls made by programs are not served."""
 
     type: Literal["direct"]
-
-
-# -- content --------------------------------------------------------------------------------------
-
-
-class InputText(Options):
-    """A piece of text. `prompt_cache_breakpoint` is accepted: every prefix is cached here."""
-
-    type: Literal["input_text"]
-    text: str
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-
-
-class InputImage(Options):
-    """An image, inside the request; `detail` is a hint that no model here reads."""
-
-    type: Literal["input_image"]
-    image_url: str
-    detail: Literal["auto", "low", "high", "original"] | None = None
-    file_id: None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-
-
-class OutputText(Options):
-    """What the model said; annotations and logprobs are about it, and no part of it."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class Refusal(Options):
-    """What the model said when it refused."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-class ReasoningText(Options):
-    """A piece of the model's reasoning."""
-
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class SummaryText(Options):
-    """A summary of the model's reasoning: made for people, not given to the model."""
-
-    type: Literal["summary_text"]
-    text: str
-
-
-def _refuse(kind: str) -> str:
-    raise PydanticCustomError(UNSUPPORTED, "of '{kind}' is not supported by this server", {"kind": kind[:64]})
-
-
-class Unsupported(BaseModel):
-    """A type that OpenAI serves and this server does not."""
-
-    type: Annotated[str, BeforeValidator(_refuse)]
-
-
-def _tag(kind: object, known: Sequence[str], refused: Sequence[str]) -> str | None:
-    if kind in refused:
-        return "<refused>"
-    return f"<{kind}>" if kind in known else None
-
-
-def _type_of(value: object) -> object:
-    return value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
-
-
-def _unknown(known: str) -> dict[str, Any]:
-    return {
-        "custom_error_type": "unknown_tag",
-        "custom_error_message": f"must be one of {known}",
-        "custom_error_context": {"field": "type"},
-    }
-
-
-InputContent: TypeAlias = Annotated[
-    Annotated[InputText, Tag("<input_text>")]
-    | Annotated[InputImage, Tag("<input_image>")]
-    | Annotated[Unsupported, Tag("<refused>")],
-    Discriminator(
-        lambda value: _tag(_type_of(value), ("input_text", "input_image"), ("input_file", "input_audio")),
-        **_unknown("input_text, input_image"),
-    ),
-]
-
-OutputContent: TypeAlias = Annotated[
-    Annotated[OutputText, Tag("<output_text>")]
-    | Annotated[Refusal, Tag("<refusal>")]
-    | Annotated[InputText, Tag("<input_text>")],
-    Discriminator(
-        lambda value: _tag(_type_of(value), ("output_text", "refusal", "input_text"), ()),
-        **_unknown("output_text, refusal"),
-    ),
-]
-
-
-def _as_input(value: object) -> object:
-    if isinstance(value, str):
-        return [{"type": "input_text", "text": value}]
-    if not isinstance(value, list):
-        raise ValueError("must be a string or an array of content parts")
-    return value
-
-
-def _as_output(value: object) -> object:
-    if isinstance(value, str):
-        return [{"type": "output_text", "text": value, "annotations": []}]
-    return _as_input(value)
-
-
-InputParts = Annotated[list[InputContent], Field(max_length=MAX_PARTS), BeforeValidator(_as_input)]
-OutputParts = Annotated[list[OutputContent], Field(max_length=MAX_PARTS), BeforeValidator(_as_output)]
-
-# -- items ----------------------------------------------------------------------------------------
 
 
 class InputMessage(Options):
@@ -284,7 +167,7 @@ _REFUSED = (
 
 
 def _item(value: object) -> str | None:
-    kind = _type_of(value)
+    kind = type_of(value)
     if not isinstance(value, Mapping):
         return None
     if kind == "message" or (kind is None and "role" in value):
@@ -293,7 +176,7 @@ def _item(value: object) -> str | None:
         return "<reference>" if "id" in value else None
     if kind == "item_reference":
         return "<reference>"
-    return _tag(kind, ("reasoning", "function_call", "function_call_output"), _REFUSED)
+    return tag(kind, ("reasoning", "function_call", "function_call_output"), _REFUSED)
 
 
 def _without_null_type(value: object) -> object:
@@ -311,7 +194,7 @@ Item: TypeAlias = Annotated[
     | Annotated[FunctionOutput, Tag("<function_call_output>")]
     | Annotated[ItemReference, Tag("<reference>")]
     | Annotated[Unsupported, Tag("<refused>")],
-    Discriminator(_item, **_unknown("message, reasoning, function_call, function_call_output, item_reference")),
+    Discriminator(_item, **unknown("message, reasoning, function_call, function_call_output, item_reference")),
     BeforeValidator(_without_null_type),
 ]
 

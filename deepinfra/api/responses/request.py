@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field
 
 from deepinfra.api.errors import WireError
 from deepinfra.api.protocol import Call, Json, Received
-from deepinfra.api.responses.items import Item, ItemReference, StoredItem, Unsupported, output_items
+from deepinfra.api.responses.content import Unsupported
+from deepinfra.api.responses.items import Item, ItemReference, StoredItem, output_items
 from deepinfra.api.responses.store import ResponseStore, Turn
 from deepinfra.api.responses.tools import (
     MAX_TOOLS,

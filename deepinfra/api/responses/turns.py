@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from deepinfra.api.media import image_part
+from deepinfra.api.responses.content import InputText, Refusal
 from deepinfra.api.responses.items import (
     FunctionCall,
     FunctionOutput,
     InputMessage,
-    InputText,
     OutputMessage,
     Reasoning,
-    Refusal,
     StoredItem,
 )
 from deepinfra.core.conversation import ContentPart, Message, Role, TextPart, ToolCall

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfra.api.responses.items import InputMessage, InputText
+from deepinfra.api.responses.content import InputText
+from deepinfra.api.responses.items import InputMessage
 from deepinfra.api.responses.store import ResponseStore, Turn
 from deepinfra.errors import NotStoredError
 from deepinfra.testing.clock import ManualClock
@@ -50,7 +51,7 @@ def test_a_chain_is_its_turns_in_order(store: ResponseStore) -> None:
 
 
 def test_a_chain_may_be_as_long_as_it_likes(clock: ManualClock) -> None:
-    store, before, long = ResponseStore(clock, max_responses=3), None, 50_000
+    store, before, long = ResponseStore(clock, max_responses=3), None, 20_000
     for number in range(long):
         before = turn(str(number), before)
         store.put("ann", f"resp_{number}", b"{}", before)
