@@ -9,7 +9,7 @@ from typing import Literal
 
 import tokenizers
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, trainers
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 
 from deepinfra.models import SpecialTokens
 
@@ -38,7 +38,8 @@ class TrainedTextModel:
     Args:
         template: Jinja source; `None` for a model without one.
         markers: Spellings of its control tokens; the first is BOS, the second ends an answer.
-        kind: `byte-level` is the GPT-2 family's scheme, `sentencepiece` Llama's (spaces as `▁`, bytes for the rest).
+        kind: `byte-level` is the GPT-2 family's scheme, `sentencepiece` Llama's (spaces as `▁`, bytes for the rest),
+            `unigram` T5's and Gemma's: pieces by likelihood, a space before the first word only.
         add_bos: Whether its tokenizer puts BOS before bare text.
         special: Whether the markers have the `special` flag that many real ones lack.
     """
@@ -48,7 +49,7 @@ class TrainedTextModel:
         template: str | None = CHATML,
         markers: Sequence[str] = ("<|begin|>", "<|im_end|>", "<|im_start|>"),
         *,
-        kind: Literal["byte-level", "sentencepiece"] = "byte-level",
+        kind: Literal["byte-level", "sentencepiece", "unigram"] = "byte-level",
         add_bos: bool = False,
         special: bool = True,
         name: str = "trained",
@@ -90,9 +91,11 @@ class TrainedTextModel:
         return self._special
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _trained(kind: str) -> str:
     """A `tokenizer.json` without added tokens."""
+    if kind == "unigram":
+        return _unigram()
     model = BPE(byte_fallback=kind == "sentencepiece", fuse_unk=False)
     tokenizer = tokenizers.Tokenizer(model)
     if kind == "byte-level":
@@ -115,6 +118,21 @@ def _trained(kind: str) -> str:
     if kind == "sentencepiece":
         return _without_added(tokenizer.to_str())
     return tokenizer.to_str()
+
+
+def _unigram() -> str:
+    tokenizer = tokenizers.Tokenizer(Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    trainer = trainers.UnigramTrainer(vocab_size=500, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(_WORDS * 4, trainer)
+    definition = json.loads(tokenizer.to_str())
+    model = definition["model"]
+    model["vocab"] += [[f"<0x{byte:02X}>", 0.0] for byte in range(256)]
+    model |= {"byte_fallback": True, "unk_id": 0}
+    return json.dumps({**definition, "added_tokens": []})
 
 
 def _without_added(definition: str) -> str:

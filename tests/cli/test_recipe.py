@@ -68,7 +68,7 @@ def test_doctor_prints_what_is_protected_and_what_is_not(smollm2_path: Path) -> 
     assert shown.exit_code == 0
     assert "becomes a control token: none" in shown.stdout
     assert "2  <|im_end|>" in shown.stdout
-    assert "the template ignores them" in shown.stdout
+    assert "the template does not show them" in shown.stdout
     report = json.loads(run("doctor", str(smollm2_path), "--json").stdout)
     assert (report["recipe"], report["injectable"]) == ("ChatTemplate", [])
 
