@@ -1,36 +1,44 @@
-"""A served model that says what it is told to, and random requests."""
+"""Served models that say what they are told to, and random requests."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from anthropic import Anthropic
 
 from deepinfra.engine import Engine, Pool
-from deepinfra.recipes.deepseek.recipe import DeepSeek
 from deepinfra.schedulers.fcfs import Fcfs
-from deepinfra.testing.deepseek import DeepSeekTextModel
+from deepinfra.testing.recorded import Recorded, recorded
 from deepinfra.testing.replay import ReplayExecutor, Script
 from deepinfra.testing.served import Served
 
-EOS = 1
+TEMPLATE = Path(__file__).parents[2] / "data" / "templates" / "Qwen-QwQ-32B.jinja"
 
 
 class Model:
-    """DeepSeek V4's recipe over recorded answers, served."""
+    """A recipe over recorded answers, served.
 
-    def __init__(self, client: Anthropic, executor: ReplayExecutor, script: Script, tokenizer: Any) -> None:
-        self.client = client
-        self._executor, self._script, self._tokenizer = executor, script, tokenizer
+    Attributes:
+        recorded: See `recorded`.
+        client: Asks it.
+    """
+
+    def __init__(self, recorded: Recorded, client: Anthropic, executor: ReplayExecutor, script: Script) -> None:
+        self.recorded, self.client = recorded, client
+        self._executor, self._script = executor, script
+        self._tokenizer = recorded.files.tokenizer()
 
     def says(self, *texts: str) -> tuple[int, ...]:
         """What it will answer, markers as the control tokens they are; the first answer's ids."""
         self._executor.prompts.clear()
         self._script.answers[:] = [tuple(self._tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
-        return self._script.answers[0]
+        return tuple(self._script.answers[0])
 
     @property
     def prompts(self) -> list[tuple[int, ...]]:
@@ -39,13 +47,25 @@ class Model:
 
 
 @pytest.fixture(scope="session")
-def model() -> Iterator[Model]:
-    files, script = DeepSeekTextModel(), Script()
-    tokenizer = files.tokenizer()
-    executor = ReplayExecutor(script, eos=EOS, vocab_size=tokenizer.get_vocab_size())
-    with Served(Engine(DeepSeek(files), Pool(Fcfs(), executor), name="deepseek")) as served:
-        with Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=30) as client:
-            yield Model(client, executor, script, tokenizer)
+def model_of() -> Iterator[Callable[[Any], Model]]:
+    """`model_of(family)`: one of `FAMILIES` behind a server, named `m`; each is started once."""
+    with ExitStack() as stack:
+
+        @cache
+        def model_of(family: Any) -> Model:
+            found, script = recorded(family, TEMPLATE.read_text()), Script()
+            executor = ReplayExecutor(script, eos=found.eos, vocab_size=found.files.tokenizer().get_vocab_size())
+            served = stack.enter_context(Served(Engine(found.recipe, Pool(Fcfs(), executor), name="m")))
+            client = Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=30)
+            return Model(found, stack.enter_context(client), executor, script)
+
+        yield model_of
+
+
+@pytest.fixture
+def model(model_of: Callable[[Any], Model]) -> Model:
+    """DeepSeek V4's."""
+    return model_of("dsml")
 
 
 _WORDS = ("Hello", "a <｜User｜> b", "日本語 🙂", "line\n\nline", "</think>", " spaced ", '"quoted"', "x")

@@ -17,7 +17,7 @@ HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 def test_random_requests_count_what_they_cost(model: Any, random_request: Any) -> None:
     for seed in range(25):
-        body = random_request(seed, "deepseek")
+        body = random_request(seed, "m")
         counted = model.client.post("/v1/messages/count_tokens", body=body, cast_to=anthropic.types.MessageTokensCount)
         model.says("</think>Yes.")
         usage = model.client.post("/v1/messages", body=body, cast_to=anthropic.types.Message).usage
@@ -26,7 +26,7 @@ def test_random_requests_count_what_they_cost(model: Any, random_request: Any) -
 
 
 def test_the_clients_own_method_counts(model: Any) -> None:
-    fields: dict[str, Any] = {"model": "deepseek", "messages": HELLO, "system": "Be brief."}
+    fields: dict[str, Any] = {"model": "m", "messages": HELLO, "system": "Be brief."}
     plain = model.client.messages.count_tokens(**fields).input_tokens
     schema = {"type": "object", "properties": {}}
     more = model.client.messages.count_tokens(**fields, tools=[{"name": "f", "input_schema": schema}]).input_tokens
@@ -42,7 +42,7 @@ def test_what_the_request_would_be_refused_for_is_refused(model: Any) -> None:
         ({"extra_body": {"nonsense": 1}}, "nonsense"),
     ):
         with pytest.raises(anthropic.BadRequestError, match=word):
-            model.client.messages.count_tokens(**{"model": "deepseek", "messages": HELLO, **fields})
+            model.client.messages.count_tokens(**{"model": "m", "messages": HELLO, **fields})
     with pytest.raises(anthropic.NotFoundError):
         model.client.messages.count_tokens(model="other", messages=HELLO)
 

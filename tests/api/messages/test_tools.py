@@ -1,10 +1,12 @@
-"""Reasoning and tool calls end to end: recorded answers of DeepSeek's format, its real recipe, the official client."""
+"""Reasoning and tool calls end to end: recorded answers, real recipes, the official client."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+
+from deepinfra.testing.recorded import BIG, CITY, FAMILIES
 
 WEATHER: dict[str, Any] = {
     "name": "get_weather",
@@ -32,7 +34,7 @@ CALLS = (
 
 
 def asked(**fields: Any) -> dict[str, Any]:
-    return {"model": "deepseek", "max_tokens": 4000, "messages": ASKED, **fields}
+    return {"model": "m", "max_tokens": 4000, "messages": ASKED, **fields}
 
 
 def plain(message: Any) -> list[dict[str, Any]]:
@@ -116,3 +118,46 @@ def test_a_call_that_was_cut_is_told_as_far_as_it_goes(model: Any, kept: int) ->
     if kept > NAMED:  # before, what may still become the marker of a call is told as text
         (call,) = whole.content
         assert call.type == "tool_use"
+
+
+# -- three models' own syntaxes -------------------------------------------------------------------
+
+TIME: dict[str, Any] = {"name": "get_time", "input_schema": {"type": "object", "properties": {}}}
+
+
+THINK: dict[str, Any] = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "tools": [WEATHER, TIME]}
+
+
+@pytest.fixture(params=FAMILIES)
+def any_model(request: pytest.FixtureRequest, model_of: Any) -> Any:
+    return model_of(request.param)
+
+
+def test_every_syntax_becomes_the_same_blocks(any_model: Any) -> None:
+    said = any_model.recorded.calls
+    any_model.says(said, said)
+    whole = any_model.client.messages.create(**asked(**THINK))
+    with any_model.client.messages.stream(**asked(**THINK)) as stream:
+        streamed = stream.get_final_message()
+    assert plain(whole) == plain(streamed)
+    assert whole.stop_reason == streamed.stop_reason == "tool_use"
+    thinking, text, weather, time = whole.content
+    assert (thinking.thinking, text.text) == ("I should look.", "Let me check.")
+    assert (weather.name, weather.input) == ("get_weather", {"city": CITY, "n": int(BIG)})
+    assert (time.name, time.input) == ("get_time", {})
+    assert weather.id.startswith("toolu_")
+    assert time.id.startswith("toolu_")
+
+
+def test_every_syntax_takes_its_own_answer_back(any_model: Any) -> None:
+    any_model.says(any_model.recorded.calls, any_model.recorded.text)
+    first = any_model.client.messages.create(**asked(**THINK))
+    ids = [block.id for block in first.content if block.type == "tool_use"]
+    results = [{"type": "tool_result", "tool_use_id": each, "content": "noon"} for each in reversed(ids)]
+    turns = [*ASKED, {"role": "assistant", "content": first.content}, {"role": "user", "content": results}]
+    counted = any_model.client.messages.count_tokens(model="m", messages=turns, **THINK)
+    last = any_model.client.messages.create(**asked(messages=turns, **THINK))
+    assert plain(last)[0]["thinking"] == "It is noon."
+    assert plain(last)[1:] == [{"type": "text", "text": "Sunny."}]
+    assert last.stop_reason == "end_turn"
+    assert counted.input_tokens == len(any_model.prompts[1])
