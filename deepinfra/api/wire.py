@@ -21,6 +21,7 @@ __all__ = (
     "MAX_STOPS",
     "MAX_TOP_LOGPROBS",
     "Dialect",
+    "DrawFields",
     "Options",
     "RequestFields",
     "SamplingFields",
@@ -95,21 +96,16 @@ class RequestFields(Options):
         """
 
 
-class SamplingFields(RequestFields):
-    """Fields with one meaning in `/v1/chat/completions` and `/v1/completions`.
+class DrawFields(RequestFields):
+    """Fields with one meaning in all of OpenAI's protocols: whom to ask, and how tokens are drawn.
 
     Beyond OpenAI's, as vLLM spells them: `top_k` (-1 or 0 keeps all), `min_p`, `repetition_penalty`, `ignore_eos`.
     """
 
-    IGNORED: ClassVar[frozenset[str]] = frozenset({"user"})
-
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    n: Annotated[int, Field(ge=1)] | None = None
     seed: int | None = None
     stop: Annotated[list[Stop], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -125,16 +121,6 @@ class SamplingFields(RequestFields):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     ignore_eos: bool | None = None
-
-    def check(self) -> None:
-        """See `RequestFields.check`."""
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("'stream_options' is only allowed with 'stream': true", "stream_options")
-
-    @property
-    def tells_usage(self) -> bool:
-        """Whether usage is among the frames: a stream says it when asked, a whole answer always."""
-        return not self.stream or bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling(self, logprobs: int | None) -> SamplingParams:
         """The parameters, with defaults where the client said nothing."""
@@ -154,6 +140,26 @@ class SamplingFields(RequestFields):
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+class SamplingFields(DrawFields):
+    """Fields with one meaning in `/v1/chat/completions` and `/v1/completions`."""
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"user"})
+
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    def check(self) -> None:
+        """See `RequestFields.check`."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("'stream_options' is only allowed with 'stream': true", "stream_options")
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether usage is among the frames: a stream says it when asked, a whole answer always."""
+        return not self.stream or bool(self.stream_options and self.stream_options.include_usage)
 
 
 Fields = TypeVar("Fields", bound=RequestFields)

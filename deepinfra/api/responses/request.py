@@ -25,7 +25,7 @@ from deepinfra.api.responses.tools import (
 )
 from deepinfra.api.responses.turns import turns_of
 from deepinfra.api.responses.writer import ResponseWriter
-from deepinfra.api.wire import MAX_TOP_LOGPROBS, Options, SamplingFields, openai_error, parse_fields
+from deepinfra.api.wire import MAX_TOP_LOGPROBS, DrawFields, Options, openai_error, parse_fields
 from deepinfra.core.conversation import Conversation, JsonValue, Message
 from deepinfra.core.kv import Retention
 from deepinfra.core.request import GenerateRequest
@@ -77,6 +77,12 @@ class ReasoningIn(Options):
     mode: Literal["standard"] | None = None
 
 
+class StreamIn(Options):
+    """`stream_options`: no characters are added to hide how long pieces are."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
 class CacheOptions(Options):
     """`prompt_cache_options`: every prefix is cached here, so that only `ttl` has an effect."""
 
@@ -94,10 +100,9 @@ def _as_items(value: object) -> object:
     return value
 
 
-class ResponsesRequest(SamplingFields):
-    """Fields of the body; see `SamplingFields` for what IGNORED and NEUTRAL mean, and for fields beyond OpenAI's."""
+class ResponsesRequest(DrawFields):
+    """Fields of the body; see `RequestFields` for what NEUTRAL means, and `DrawFields` for those beyond OpenAI's."""
 
-    IGNORED: ClassVar[frozenset[str]] = frozenset()
     NEUTRAL: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {
         "access_programs": (),
         "background": (False,),
@@ -105,9 +110,7 @@ class ResponsesRequest(SamplingFields):
         "context_management": ([],),
         "conversation": (),
         "image": ({"context_compression": "auto"}, {"context_compression": "disabled"}),
-        "max_tokens": (),
         "moderation": (),
-        "n": (1,),
         "prompt": (),
         "service_tier": ("auto", "default"),
         "truncation": ("disabled",),
@@ -126,6 +129,7 @@ class ResponsesRequest(SamplingFields):
     include: Annotated[list[Include], Field(max_length=16)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     store: bool | None = None
+    stream_options: StreamIn | None = None
     metadata: (
         Annotated[
             dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -139,8 +143,9 @@ class ResponsesRequest(SamplingFields):
     user: Annotated[str, Field(max_length=512)] | None = None
 
     def check(self) -> None:
-        """See `SamplingFields.check`."""
-        super().check()
+        """See `RequestFields.check`."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("'stream_options' is only allowed with 'stream': true", "stream_options")
         if self.top_logprobs and not self.wants("message.output_text.logprobs"):
             raise RequestError(
                 "'top_logprobs' is only allowed with 'include': ['message.output_text.logprobs']", "top_logprobs"
