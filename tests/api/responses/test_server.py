@@ -287,7 +287,8 @@ def test_questions_about_stored_responses_refuse_what_they_do_not_serve(client: 
 
 def test_a_failure_in_mid_stream_ends_it_with_a_failed_response(kit: Any) -> None:
     with Served(kit.build(kit.Gated(fail_at=12), name="toy")) as served, client_of(served) as client:
-        events = list(client.responses.create(model="toy", input="hi", max_output_tokens=100, stream=True))
+        asked: dict[str, Any] = {"model": "toy", "input": "hi", "extra_body": {"ignore_eos": True}}
+        events = list(client.responses.create(**asked, max_output_tokens=100, stream=True))
         assert events[-1].type == "response.failed"
         failed = events[-1].response
         assert failed.status == "failed"
@@ -298,7 +299,7 @@ def test_a_failure_in_mid_stream_ends_it_with_a_failed_response(kit: Any) -> Non
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(failed.id)
         with pytest.raises(openai.InternalServerError, match="the step failed"):
-            client.responses.create(model="toy", input="hi", max_output_tokens=100)
+            client.responses.create(**asked, max_output_tokens=100)
 
 
 async def test_a_long_prefill_is_kept_alive_before_the_response_is_created(kit: Any) -> None:
