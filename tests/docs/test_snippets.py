@@ -6,6 +6,7 @@ The word behind a fence's language says how:
     python file=NAME        written to NAME in the page's folder, for later snippets
     python from=PATH        part of that file of the repository, which has tests of its own
     toml check, file=NAME   a whole configuration, accepted by `deepinfra explain`
+    toml data=NAME          written to NAME: what a configuration refers to
     console run             `$ ` lines are run, the others are what they print; `...` stands for anything
     console server          one command, left running for the rest of the page
     console make            targets of the Makefile; not run here: CI runs them
@@ -139,7 +140,7 @@ class Player:
                 self.printed = self.run(sys.executable, "-c", text)
             case "text", "output":
                 assert fuzzy(text).fullmatch(self.printed.strip()), self.printed
-            case "python", "file":
+            case ("python", "file") | ("toml", "data"):
                 self.write(snippet.file, text)
             case "python" | "toml", "from":
                 assert text.strip() in (ROOT / snippet.file).read_text(), f"not in {snippet.file}"
