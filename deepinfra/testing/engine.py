@@ -11,16 +11,20 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 import anyio
+import llguidance
 
+from deepinfra.core.conversation import Constraint
 from deepinfra.core.events import Failed, Finished, TextDelta
 from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import Purpose, SamplingParams, uniform
 from deepinfra.engine import Engine, Pool
 from deepinfra.executors.toy import ToyExecutor, toy_cell, toy_next
 from deepinfra.interfaces.executor import Executor
+from deepinfra.interfaces.given import InlineOffload, Offload, ThreadOffload
 from deepinfra.interfaces.kvstore import KVStore
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.interfaces.speculator import Speculator
@@ -36,6 +40,16 @@ __all__ = ("Ask", "Coverage", "Scenario", "random_scenario", "reference", "run_s
 
 VOCAB = 260
 
+CONSTRAINTS = (
+    Constraint(kind="regex", source="[a-d]{3,30}"),
+    Constraint(kind="regex", source="(ab|ba|c)*d?"),
+    Constraint(kind="regex", source="[ -~]*"),
+    Constraint(kind="json_schema", source='{"type": "array", "items": {"enum": [0, 12, 123, "ab"]}, "maxItems": 4}'),
+    Constraint(kind="grammar", source='start: "x" <[258]> /[a-c]{2,6}/ <[257]>?'),
+    Constraint(kind="grammar", source="start: /a{1,3}/ <[260]>"),
+)
+"""What asks may be bound to; nothing that the executor samples can end the last."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -49,6 +63,7 @@ class Ask:
     stop_ids: frozenset[int] = frozenset()
     leave_after: int = 0
     tenant: str = "public"
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,7 @@ class Scenario:
     store: Literal["none", "memory", "flaky"] = "none"
     executor: Literal["sound", "failing", "dying"] = "sound"
     lose_handoffs: bool = False
+    threads: bool = False
     seed: int = 0
 
 
@@ -80,18 +96,69 @@ class Coverage:
 
 def reference(ask: Ask, choice: int = 0) -> list[int]:
     """The tokens that a correct engine gives, computed without one."""
+    return _expected(ask, choice)[0]
+
+
+def _expected(ask: Ask, choice: int) -> tuple[list[int], str]:
+    """The tokens, and why they end."""
     line = list(ask.prompt)
     cells = [toy_cell(line[: i + 1]) for i in range(len(line))]
+    stops = ask.stop_ids | {EOS}
     out: list[int] = []
     for _ in range(ask.max_tokens):
         draw = uniform(ask.seed, choice, len(line), Purpose.SAMPLE) if ask.temperature > 0 else 0.0
-        token = toy_next(b"".join(cells), draw, VOCAB)
+        token = _next(ask, line, cells, draw)
+        if token is None:
+            return out, "constraint-failed"
         out.append(token)
         line.append(token)
         cells.append(toy_cell(line))
-        if token in ask.stop_ids or token == EOS:
-            break
-    return out
+        if token in stops or (ask.constraint is not None and _library(ask.constraint, tuple(out)).is_stopped()):
+            return out, "stop"
+    return out, "length"
+
+
+def _next(ask: Ask, line: Sequence[int], cells: Sequence[bytes], draw: float) -> int | None:
+    """The token after `line`, which begins with the ask's prompt; `None` if its constraint allows none."""
+    allowed: bytes | None = None
+    if ask.constraint is not None:
+        library = _library(ask.constraint, tuple(line[len(ask.prompt) :]))
+        mask = int.from_bytes(library.compute_bitmask(), "little") & ((1 << VOCAB) - 1)
+        if library.is_accepting():
+            mask |= sum(1 << token for token in ask.stop_ids | {EOS})
+        if not mask:
+            return None
+        allowed = mask.to_bytes(-(-VOCAB // 8), "little")
+    return toy_next(b"".join(cells), draw, VOCAB, allowed)
+
+
+@lru_cache(maxsize=4096)
+def _library(constraint: Constraint, tokens: tuple[int, ...]) -> llguidance.LLMatcher:
+    """The library behind some tokens, without anything of the engine's; not to be moved on."""
+    if tokens:
+        library = _library(constraint, tokens[:-1]).deep_copy()
+        library.consume_token(tokens[-1])
+        return library
+    make = llguidance.LLMatcher
+    if constraint.kind == "json_schema":
+        bounded = {"whitespace_flexible": False, "item_separator": ", "}
+        grammar = make.grammar_from_json_schema(constraint.source, overrides=bounded)  # type: ignore[arg-type]
+    else:
+        grammar = (make.grammar_from_regex if constraint.kind == "regex" else make.grammar_from_lark)(constraint.source)
+    return make(_tiny_tokenizer(), grammar, log_level=0)
+
+
+@lru_cache(maxsize=1)
+def _tiny_tokenizer() -> llguidance.LLTokenizer:
+    class Bytes:
+        eos_token_id, bos_token_id = VOCAB, None
+        tokens = (*(bytes((i,)) for i in range(256)), *(b"<%d>" % i for i in range(256, VOCAB + 1)))
+        special_token_ids = range(256, VOCAB + 1)
+
+        def __call__(self, text: bytes) -> list[int]:
+            return list(text)
+
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()), n_vocab=VOCAB + 1)
 
 
 def random_scenario(rng: random.Random) -> Scenario:
@@ -110,6 +177,7 @@ def random_scenario(rng: random.Random) -> Scenario:
             stop_ids=frozenset(rng.sample(range(256), rng.choice((0, 0, 5, 30)))),
             leave_after=rng.choice((0, 0, 0, 1, 2, 4)),
             tenant=rng.choice(("public", "public", "other")),
+            constraint=rng.choice((None, None, *CONSTRAINTS)) if rng.random() < 0.6 else None,
         )
         for _ in range(rng.randint(1, 6))
     )
@@ -126,6 +194,7 @@ def random_scenario(rng: random.Random) -> Scenario:
         store=rng.choice(("none", "memory", "flaky")),
         executor=rng.choice(("sound", "sound", "sound", "failing", "dying")),
         lose_handoffs=rng.random() < 0.3,
+        threads=rng.random() < 0.8,
         seed=rng.randrange(1 << 30),
     )
 
@@ -138,10 +207,21 @@ class _Losing(Pool):
         return replace(handoff, records=tuple(bytes(len(r)) for r in handoff.records))
 
 
-def _speculator(scenario: Scenario, rng: random.Random) -> Speculator | None:
-    def truth(tokens: Sequence[int]) -> int:
-        return toy_next(b"".join(toy_cell(tokens[: i + 1]) for i in range(len(tokens))), 0.0, VOCAB)
+class _Truth:
+    """The target's greedy next token, under the constraint of the ask that a prefix belongs to."""
 
+    def __init__(self, asks: Sequence[Ask]) -> None:
+        self.asks = asks
+
+    def __call__(self, tokens: Sequence[int]) -> int:
+        cells = [toy_cell(tokens[: i + 1]) for i in range(len(tokens))]
+        for ask in self.asks:
+            if ask.constraint is not None and tuple(tokens[: len(ask.prompt)]) == ask.prompt:
+                return _next(ask, tokens, cells, 0.0) or 0
+        return toy_next(b"".join(cells), 0.0, VOCAB)
+
+
+def _speculator(scenario: Scenario, rng: random.Random, truth: _Truth) -> Speculator | None:
     made: dict[str, Callable[[], Speculator | None]] = {
         "none": lambda: None,
         "oracle": lambda: Oracle(truth, 1.0, 0, max_drafts=3),
@@ -151,7 +231,7 @@ def _speculator(scenario: Scenario, rng: random.Random) -> Speculator | None:
     return made[scenario.speculator]()
 
 
-def _pool(scenario: Scenario, rng: random.Random, store: KVStore | None, name: str) -> Pool:
+def _pool(scenario: Scenario, rng: random.Random, store: KVStore | None, name: str, truth: _Truth) -> Pool:
     executor: Executor = ToyExecutor(
         num_blocks=scenario.blocks,
         block_size=scenario.block_size,
@@ -166,16 +246,17 @@ def _pool(scenario: Scenario, rng: random.Random, store: KVStore | None, name: s
         executor = FlakyExecutor(executor, rng, rate=0.15, kinds=kinds)
     scheduler: Scheduler = Fcfs() if scenario.scheduler == "fcfs" else Bucketed()
     kind = _Losing if scenario.lose_handoffs else Pool
-    return kind(scheduler, executor, store=store, speculator=_speculator(scenario, rng), name=name)
+    return kind(scheduler, executor, store=store, speculator=_speculator(scenario, rng, truth), name=name)
 
 
-def build(scenario: Scenario, store: KVStore | None) -> Engine:
+def _build(scenario: Scenario, store: KVStore | None, truth: _Truth) -> Engine:
     """The engine that a scenario describes."""
     rng = random.Random(scenario.seed)
+    offload: Offload = ThreadOffload() if scenario.threads else InlineOffload()
     if scenario.split:
-        prefill, decode = _pool(scenario, rng, store, "prefill"), _pool(scenario, rng, None, "decode")
-        return Engine(TinyRecipe(), prefill=[prefill], decode=[decode])
-    return Engine(TinyRecipe(), _pool(scenario, rng, store, "pool"))
+        prefill, decode = _pool(scenario, rng, store, "prefill", truth), _pool(scenario, rng, None, "decode", truth)
+        return Engine(TinyRecipe(), prefill=[prefill], decode=[decode], offload=offload)
+    return Engine(TinyRecipe(), _pool(scenario, rng, store, "pool", truth), offload=offload)
 
 
 async def run_scenario(scenario: Scenario, coverage: Coverage | None = None, patience_s: float = 20.0) -> list[str]:
@@ -195,7 +276,8 @@ async def run_scenario(scenario: Scenario, coverage: Coverage | None = None, pat
         if scenario.store == "flaky":
             store = FlakyStore(store, random.Random(scenario.seed), rate=0.2)
     wrong: list[str] = []
-    engine = build(scenario, store)
+    truth = _Truth(scenario.asks)
+    engine = _build(scenario, store, truth)
     async with engine:
         asks = scenario.asks
         for turn in (1, 2):
@@ -209,6 +291,7 @@ async def run_scenario(scenario: Scenario, coverage: Coverage | None = None, pat
                 else replace(ask, leave_after=0)
                 for ask, answer in zip(asks, answers, strict=True)
             )
+            truth.asks = asks
         allowed = sum(pool.executor.hit for pool in engine.pools if isinstance(pool.executor, FlakyExecutor))
         if (failed := engine.stats().requests.get("step-failed", 0)) > allowed:
             wrong.append(f"{failed} answers failed, but only {allowed} sequences were hit by faults")
@@ -241,6 +324,7 @@ async def _one_turn(
             max_tokens=ask.max_tokens,
             stop_ids=ask.stop_ids,
             tenant=ask.tenant,
+            constraint=ask.constraint,
         )
         got: list[list[int]] = [[] for _ in range(ask.n)]
         async with engine.generate(request) as stream:
@@ -248,7 +332,9 @@ async def _one_turn(
                 if isinstance(event, TextDelta):
                     got[event.choice].extend(token.token for token in event.tokens)
                 elif isinstance(event, Finished):
-                    _compare(scenario, turn, ask, event, got[event.choice], wrong)
+                    _compare(turn, ask, event, event.reason, got[event.choice], wrong)
+                elif isinstance(event, Failed) and event.code == "constraint-failed":
+                    _compare(turn, ask, event, event.code, got[event.choice], wrong)
                 elif isinstance(event, Failed) and not _may_fail(scenario, event):
                     wrong.append(f"turn {turn}, {ask}: failed with {event.code}: {event.message}")
                 if ask.leave_after and sum(map(len, got)) >= ask.leave_after:
@@ -264,15 +350,12 @@ async def _one_turn(
     return answers
 
 
-def _compare(scenario: Scenario, turn: int, ask: Ask, event: Finished, got: list[int], wrong: list[str]) -> None:
-    want = reference(ask, event.choice)
-    stops = ask.stop_ids | {EOS}
-    shown = want[:-1] if want[-1] in stops else want
-    reason = "stop" if want[-1] in stops else "length"
-    if got != shown or event.usage.completion_tokens != len(want) or event.reason != reason:
+def _compare(turn: int, ask: Ask, event: Finished | Failed, ended: str, got: list[int], wrong: list[str]) -> None:
+    want, reason = _expected(ask, event.choice)
+    shown = want[:-1] if want and want[-1] in ask.stop_ids | {EOS} else want
+    if got != shown or event.usage.completion_tokens != len(want) or ended != reason:
         wrong.append(
-            f"turn {turn}, {ask}, choice {event.choice}: got {got} {event.reason}, want {shown} {reason}, "
-            f"usage {event.usage}"
+            f"turn {turn}, {ask}, choice {event.choice}: got {got} {ended}, want {shown} {reason}, usage {event.usage}"
         )
 
 

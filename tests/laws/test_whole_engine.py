@@ -44,6 +44,7 @@ def check_covered(coverage: Coverage) -> None:
         "cached ram",
         "ended stop",
         "ended length",
+        "ended constraint-failed",
         "ended cancelled",
     ):
         assert coverage.counts[mechanism] > 0, coverage.counts
