@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ def test_a_request_is_shown_as_text_ranges_and_ids(smollm2_path: Path, tmp_path:
     assert f"ids {' '.join(map(str, told['ids']))}\n" in shown
     for start, end in told["ranges"]:
         assert f"{start:>8} {end:>8}" in shown
+
+
+def test_on_a_terminal_the_control_tokens_are_coloured(smollm2_path: Path) -> None:
+    options = ["render", "-", "--model", str(smollm2_path)]
+    shown = CliRunner(env={"FORCE_COLOR": "1", "TERM": "xterm-256color"}).invoke(
+        recipe, options, input=json.dumps(CHAT)
+    )
+    text = shown.stdout.split("\n\n")[0]
+    coloured = re.findall(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", text)
+    assert coloured == ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert TYPED in re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
 def test_the_ranges_are_the_templates_markers_and_none_that_were_typed(smollm2_path: Path) -> None:

@@ -52,8 +52,8 @@ class Answers:
         opening, closing = self.reasoning or ("", "")
         markers = {opening: "reasoning", closing: "text", self.family.opener.strip(): "tool"}
         markers.pop("", None)
-        ends = (end for start, end in rendered.ranges if rendered.text[start:end] not in markers)
-        tail = max(ends, default=0)
+        ends = (end for start, end in reversed(rendered.ranges) if rendered.text[start:end] not in markers)
+        tail = next(ends, 0)
         found = {marker: _last_trusted(rendered, marker, tail) for marker in markers}
         last = max(found, key=lambda marker: found[marker], default="")
         if not last or found[last] < 0:

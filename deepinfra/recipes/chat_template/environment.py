@@ -25,7 +25,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 
@@ -158,6 +158,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             loop.iter = counted.set_environment(self)
         return super()._generate(source, *args, **kwargs)
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """As in the base class, sooner for `loop.first` and its like, which are asked for in every round."""
+        return not attr.startswith("_") if type(obj) is LoopContext else super().is_safe_attribute(obj, attr, value)
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __self.spend(STEPS_PER_CALL)
         return super().call(__context, __obj, *args, **kwargs)
@@ -287,7 +291,9 @@ class _MarkedSandbox(_Sandbox):
         }
 
     def _concat(self, parts: Iterable[str]) -> Marked:
-        text = concat(parts)
+        return self._limited(concat(parts))
+
+    def _limited(self, text: Marked) -> Marked:
         self.spend(len(text) // 1024)
         if len(text) > MAX_CHARS:
             raise SecurityError("the template makes something too large")
@@ -298,7 +304,7 @@ class _MarkedSandbox(_Sandbox):
         for term in terms:
             if type(term) is not Marked:
                 return reduce(partial(self.call_binop, context, "+"), terms)
-        return self._concat(terms)
+        return self._limited(Marked("".join(terms), b"".join([term._trust for term in terms])))
 
     def tilde(self, parts: Iterable[Any]) -> Marked:
         """The `~` operator."""

@@ -106,9 +106,14 @@ def _plain(value: Any) -> Any:
 def mark(values: Mapping[str, Any], change: Callable[[str], str] | None) -> dict[str, Any]:
     """The same variables with every string, keys too, changed and untrusted; roles are trusted, being checked."""
     marked = {key: _mark(item, change) for key, item in values.items() if key != "messages"}
-    marked["messages"] = [{key: _mark(item, change) for key, item in message.items()} for message in values["messages"]]
+    marked["messages"] = [
+        {key: item if key == "role" else _mark(item, change) for key, item in message.items()}
+        for message in values["messages"]
+    ]
+    roles: dict[str, Marked] = {}
     for message in marked["messages"]:
-        message["role"] = trusted(message["role"])
+        role = message["role"]
+        message["role"] = roles.get(role) or roles.setdefault(role, trusted(role))
     return marked
 
 
