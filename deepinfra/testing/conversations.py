@@ -10,6 +10,7 @@ from deepinfra.core.conversation import (
     Constraint,
     ContentPart,
     Conversation,
+    JsonValue,
     Message,
     TextPart,
     ToolCall,
@@ -119,9 +120,11 @@ class _Maker:
 
     def tool(self, index: int) -> ToolDefinition:
         """Number `index` of the tools offered."""
-        properties = {self._say(): {"type": "string", "description": self._say(), "enum": [self._say(), 1]}}
+        properties: dict[str, JsonValue] = {
+            self._say(): {"type": "string", "description": self._say(), "enum": [self._say(), 1]}
+        }
         return ToolDefinition(
             name=f"tool_{index}",
             description=self._say() if self._draw.random() < 0.8 else None,
-            parameters={"type": "object", "properties": properties, "required": list(properties)},
+            parameters={"type": "object", "properties": properties, "required": [*properties]},
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from deepinfra.api.chat.request import CHAT
 from deepinfra.api.messages.request import MESSAGES
@@ -24,8 +25,18 @@ RECORDS = json.loads((Path(__file__).parents[2] / "data" / "golden" / "deepseek-
 
 
 @cache
+def _model(version: str) -> DeepSeekTextModel:
+    return DeepSeekTextModel(("<｜System｜>",) if version == "v4.1" else ())
+
+
+@cache
 def _recipe(version: Any) -> DeepSeek:
-    return DeepSeek(DeepSeekTextModel(("<｜System｜>",) if version == "v4.1" else ()), version=version)
+    return DeepSeek(_model(version), version=version)
+
+
+@cache
+def _naive(version: str) -> tokenizers.Tokenizer:
+    return _model(version).tokenizer()
 
 
 @pytest.fixture(params=["v4", "v4.1"])
@@ -45,6 +56,12 @@ def recipe(version: str) -> DeepSeek:
 def shared() -> Callable[[str], DeepSeek]:
     """The same recipes by version."""
     return _recipe
+
+
+@pytest.fixture
+def naive(version: str) -> Callable[[str], list[int]]:
+    """Ids of a prompt as every other stack makes them: markers in it become control tokens, whoever wrote them."""
+    return lambda text: _naive(version).encode(text, add_special_tokens=False).ids
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from deepinfra.errors import ModelError
 from deepinfra.recipes.deepseek.dialect import DIALECTS
 from deepinfra.recipes.deepseek.recipe import DeepSeek
 from deepinfra.testing.conversations import BENIGN
-from deepinfra.testing.deepseek import DeepSeekTextModel
 from deepinfra.testing.textmodel import TrainedTextModel
 
 Shared = Callable[[str], DeepSeek]
@@ -96,9 +95,9 @@ def test_a_report_says_what_is_protected_and_what_cannot_be(recipe: DeepSeek, ve
     assert any("Unsupported Image" in quirk for quirk in report.quirks) == (version == "v4")
 
 
-def test_the_next_turn_of_a_long_chat_costs_under_5_ms() -> None:
+def test_the_next_turn_of_a_long_chat_costs_under_5_ms(shared: Shared) -> None:
     """200,000 characters; the processor's time of this thread, the best of ten turns."""
-    recipe = DeepSeek(DeepSeekTextModel())
+    recipe = shared("v4")
     draw = random.Random(1)
     turns: list[Message] = []
     length = 0

@@ -78,7 +78,7 @@ def test_later_system_messages_move_to_the_front_in_v4_and_stay_in_v4_1() -> Non
     assert text("v4.1", *turns) == f"{BOS}{system}a{USER}u{system}b{USER}v{system}{ASSISTANT}</think>"
 
 
-def test_a_developer_is_a_user_in_v4_and_the_system_in_v4_1() -> None:
+def test_fact_4_7_a_developer_is_a_user_in_v4_and_the_system_in_v4_1() -> None:
     turns = (say("developer", "d"), say("user", "u"))
     assert text("v4", *turns) == f"{BOS}{USER}d\n\nu{ASSISTANT}</think>"
     assert text("v4.1", *turns) == f"{BOS}<｜System｜>d{USER}u{ASSISTANT}</think>"
@@ -180,7 +180,7 @@ def test_a_call_without_arguments_has_an_empty_line(version: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", ["{bad", "", "[1]", '"s"', "null", '{"a": 1} x', '{"a": NaN}', "[" * 100_000])
-def test_arguments_that_are_no_object_become_one_parameter(version: Any, bad: str) -> None:
+def test_fact_4_5_arguments_that_are_no_object_become_one_parameter(version: Any, bad: str) -> None:
     assert calls(version, call("1", bad)) == (
         f'\n\n<C>\n<I name="f">\n<P name="arguments" string="true">{bad}</P>\n</I>\n</C>'
     )
@@ -265,6 +265,15 @@ def test_fact_1_8_a_demanded_call_while_thinking_is_not_refused_but_follows_the_
     rendered = render(conversation, version)
     assert rendered.text.endswith(f"{ASSISTANT}<think>")
     assert rendered.start == "reasoning"
+
+
+def test_fact_4_9_schemas_keep_their_keys_in_order_and_their_characters(version: Any) -> None:
+    schema = {"type": "object", "properties": {"z": {"type": "string", "description": "où 日本 \u2028"}, "a": {}}}
+    shown = text(version, say("user", "u"), tools=(ToolDefinition(name="f", parameters=schema),))
+    assert (
+        '{"name": "f", "description": "", "parameters": {"type": "object", "properties": '
+        '{"z": {"type": "string", "description": "où 日本 \u2028"}, "a": {}}}}\n'
+    ) in shown
 
 
 def test_strict_tools_have_their_schemas_filled_in(version: Any) -> None:
