@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from deepinfra.core.conversation import Conversation, Message, TextPart
+from deepinfra.core.conversation import Conversation, Message, TextPart, ToolDefinition
 from deepinfra.core.events import Event, ReasoningDelta, TextDelta, TokenLogprobs, ToolArgumentsDelta
 from deepinfra.core.request import Prompt, TextInput
+from deepinfra.errors import RequestError
 from deepinfra.interfaces.given import ThreadOffload
 from deepinfra.interfaces.recipe import Recipe
+from deepinfra.testing.answers import answer_of
 
 __all__ = ("RecipeConformance", "merged")
 
@@ -184,6 +186,20 @@ class RecipeConformance:
             whole = _parse(recipe, prompt, ids, probs, [])
             assert _parse(recipe, prompt, ids, probs, list(range(len(ids)))) == whole
             assert _parse(recipe, prompt, ids, probs, cuts) == whole
+
+    async def test_calls_are_whole_or_not_ended_however_the_ids_are_cut(self, recipe: Recipe) -> None:
+        """A call begins with a name, goes on one at a time, and has an object for arguments when it ends."""
+        draw = random.Random(7)
+        tool = ToolDefinition(name="f", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
+        try:
+            prompt = recipe.render(Conversation(messages=(_ask("a"),), tools=(tool,)))
+        except RequestError:
+            return  # refused by name is honest
+        for ids in self.outputs(recipe):
+            cuts = sorted(draw.choices(range(len(ids) + 1), k=3))
+            whole = _parse(recipe, prompt, ids, [], [])
+            assert _parse(recipe, prompt, ids, [], cuts) == whole
+            answer_of(whole)
 
     async def test_text_is_what_decoding_the_whole_gives(self, recipe: Recipe) -> None:
         """Bytes of unfinished characters included; every id's logprobs arrive once, in order."""

@@ -8,12 +8,12 @@ from deepinfra.core.conversation import Constraint, Conversation, JsonValue, Too
 from deepinfra.errors import UnsupportedFieldError
 from deepinfra.recipes.output.family import Allowed, ToolFamily
 from deepinfra.recipes.output.lark import ANY, Rules
+from deepinfra.recipes.output.schemas import arguments_schema
 
 __all__ = ("compose", "offered")
 
 _OPEN: Mapping[str, JsonValue] = {"type": "object"}
 _LINES = "\n{1,2}"
-_COMBINED = ("$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties")
 
 
 def offered(conversation: Conversation) -> tuple[ToolDefinition, ...]:
@@ -89,23 +89,13 @@ def _calls(
     """Calls from their opener on; `free` text may stand before it where it can be told from the calls."""
     if family.calls is None:
         raise UnsupportedFieldError("tool_choice", f"calls in the syntax {family.name!r} cannot be constrained")
-    allowed = [Allowed(tool.name, _arguments(tool) if exact or tool.strict else _OPEN) for tool in tools]
+    allowed = [Allowed(tool.name, arguments_schema(tool) if exact or tool.strict else _OPEN) for tool in tools]
     calls = family.calls(rules, allowed, many)
     if start == "tool" or not family.opener:
         return calls
     if free and not family.prefix:
         return f"{rules.until(family.opener.lstrip())} {calls}"
     return f"{rules.literal(family.opener)} {calls}"
-
-
-def _arguments(tool: ToolDefinition) -> Mapping[str, JsonValue]:
-    """The schema of a tool's arguments: an object, with no properties but those it names."""
-    if tool.parameters is None:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    schema: dict[str, JsonValue] = {"type": "object", **tool.parameters}
-    if "properties" in schema and not any(word in schema for word in _COMBINED):
-        schema["additionalProperties"] = False
-    return schema
 
 
 def _wanted(rules: Rules, wanted: Constraint) -> str:

@@ -12,6 +12,8 @@ __all__ = ("Envelope",)
 _ARGUMENTS, _NAMES, _IDS = ("arguments", "parameters"), ("name", "tool_name"), ("id",)
 _KEYS = ("type", "tool_call_id", *_ARGUMENTS, *_NAMES, *_IDS)
 _SPACE = " \t\n\r"
+_LONGEST = 512
+"""Characters that a key or a name may have: longer ones are those of an answer that is JSON, and must not be held."""
 
 
 class Envelope:
@@ -33,6 +35,7 @@ class Envelope:
         self._phase = "open"
         self._scan = JsonScan()
         self._text: list[str] = []
+        self._length = 0
         self._key = ""
         self._early: str | None = None
 
@@ -78,12 +81,13 @@ class Envelope:
         return int(not self.bad)
 
     def _fresh(self) -> None:
-        self._scan, self._text = JsonScan(), []
+        self._scan, self._text, self._length = JsonScan(), [], 0
 
     def _collect(self, text: str) -> int:
         used, said = self._scan.feed(text)
         self._text.append(said)
-        if self._scan.bad:
+        self._length += len(said)
+        if self._scan.bad or (self._length > _LONGEST and (self._phase == "key text" or self._key in _NAMES)):
             self.bad = True
         elif self._scan.done:
             whole = "".join(self._text)

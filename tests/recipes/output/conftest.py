@@ -62,6 +62,10 @@ class Reader:
         """The answer's ids."""
         return self.vocabulary.encode(text)
 
+    def parser(self, choice: int = 0, start: str = "") -> GrammarParser:
+        """A parser of one answer."""
+        return GrammarParser(self.grammar, start or self.start, self.vocabulary.token_bytes, choice, TOOLS)
+
     def events(
         self,
         ids: Sequence[int],
@@ -71,7 +75,7 @@ class Reader:
         start: str = "",
     ) -> list[Event]:
         """Its events, fed in pieces, behind a filter of stop strings."""
-        parser = GrammarParser(self.grammar, start or self.start, self.vocabulary.token_bytes, 0, TOOLS)
+        parser = self.parser(start=start)
         stop = StopFilter(stops)
         events: list[Event] = []
         for begin, end in zip((0, *cuts), (*cuts, len(ids)), strict=True):

@@ -315,6 +315,36 @@ def test_a_tool_that_is_not_strict_may_get_any_object_unless_a_call_is_demanded(
         assert (vocabulary.matcher(constraint).try_consume_tokens(ids) == len(ids)) == valid
 
 
+def test_what_no_grammar_can_enforce_is_left_out_of_a_tool_that_is_not_strict() -> None:
+    parameters = {
+        "$schema": "x",
+        "type": "object",
+        "properties": {
+            "a": {
+                "type": "array",
+                "uniqueItems": True,
+                "items": {"type": "string", "format": "odd", "pattern": "(?=x)y"},
+            },
+            "b": {"type": "string", "pattern": "^[ab]+$", "not": {"const": "ab"}},
+        },
+        "required": ["a"],
+        "if": {"required": ["b"]},
+    }
+    vocabulary = byte_vocabulary("hermes", False)
+    for strict in (False, True):
+        tool = ToolDefinition(name="f", parameters=parameters, strict=strict)
+        conversation = Conversation(messages=(USER,), tools=(tool,), tool_choice=ToolChoice(mode="required"))
+        constraint = compose(conversation, control={}, family=FAMILIES["hermes"])
+        assert constraint is not None
+        grammar = LLMatcher.grammar_from_lark(constraint.source)
+        assert LLMatcher(vocabulary.library, grammar, log_level=0).is_error() == strict
+        if not strict:
+            ids = vocabulary.marked('<tool_call>\n{"name": "f", "arguments": {"a": ["x", "x"], "b": "')
+            matcher = vocabulary.matcher(constraint)
+            assert matcher.try_consume_tokens(ids) == len(ids)
+            assert matcher.validate_tokens(list(b"abc")) == 2
+
+
 @pytest.mark.parametrize("family", ["dsml", "qwen-xml", "glm"])
 def test_a_schema_without_properties_allows_any_parameters(family) -> None:
     open_tool = ToolDefinition(name="f", parameters={"type": "object"})
