@@ -12,7 +12,7 @@ from deepinfra.executors.toy import ToyExecutor
 from deepinfra.interfaces import Component
 from deepinfra.kvstores import MemoryStore, SsdStore
 from deepinfra.placers import Eplb, StaticPlacer
-from deepinfra.recipes import ChatTemplate, DeepSeek
+from deepinfra.recipes import ChatTemplate, DeepSeek, Harmony, Mistral
 from deepinfra.registry import KINDS, load_plugins
 from deepinfra.schedulers import Bucketed, Fcfs
 from deepinfra.speculators import Ngram
@@ -20,6 +20,8 @@ from deepinfra.speculators import Ngram
 PARTS: dict[tuple[str, str], type[Component]] = {
     ("recipe", "chat-template"): ChatTemplate,
     ("recipe", "deepseek"): DeepSeek,
+    ("recipe", "harmony"): Harmony,
+    ("recipe", "mistral"): Mistral,
     ("scheduler", "fcfs"): Fcfs,
     ("scheduler", "bucketed"): Bucketed,
     ("kvstore", "memory"): MemoryStore,

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from deepinfra.core.conversation import Conversation, MediaPart, Message, ToolCall, ToolDefinition
 from deepinfra.errors import RequestError, TemplateError, UnsupportedFieldError
 from deepinfra.recipes.harmony.typescript import namespace
+from deepinfra.recipes.output.constraint import offered
 
-__all__ = ("EFFORTS", "MARKERS", "Rendered", "Voice", "allowed", "render")
+__all__ = ("CALL", "EFFORTS", "END", "MARKERS", "RETURN", "START", "Rendered", "Voice", "render")
 
 START, MESSAGE, END = "<|start|>", "<|message|>", "<|end|>"
 CHANNEL, CONSTRAIN, CALL, RETURN = "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"
@@ -98,12 +99,8 @@ class Rendered:
             self.mark(end)
 
 
-def allowed(conversation: Conversation) -> tuple[ToolDefinition, ...]:
-    """The tools that may be called, and so are shown.
-
-    Raises:
-        RequestError: A name cannot stand in a header, or the choice names a tool that is not there.
-    """
+def _tools(conversation: Conversation) -> tuple[ToolDefinition, ...]:
+    """The tools that may be called, and so are shown."""
     choice = conversation.tool_choice
     for index, tool in enumerate(conversation.tools):
         _check_name(tool.name, f"tools[{index}].name")
@@ -113,9 +110,7 @@ def allowed(conversation: Conversation) -> tuple[ToolDefinition, ...]:
             raise RequestError(f"there is no tool {name!r}", "tool_choice")
     if choice.mode == "required" and not conversation.tools:
         raise RequestError("a tool call is required, but there are no tools", "tool_choice")
-    if choice.mode == "none":
-        return ()
-    return tuple(tool for tool in conversation.tools if not choice.names or tool.name in choice.names)
+    return offered(conversation)
 
 
 def render(conversation: Conversation, voice: Voice) -> Rendered:
@@ -126,7 +121,7 @@ def render(conversation: Conversation, voice: Voice) -> Rendered:
         TemplateError: A tool result that no call asked for.
         UnsupportedFieldError: Media, or an option that has no effect here.
     """
-    tools = allowed(conversation)
+    tools = _tools(conversation)
     for name in conversation.template_options or {}:
         if name != "model_identity":
             raise UnsupportedFieldError(f"template_options.{name}", "is not read by gpt-oss's prompt")
