@@ -11,19 +11,18 @@ from pydantic_core import PydanticCustomError
 from deepinfra.api.wire import Options
 
 __all__ = (
-    "AssistantBlock",
+    "MAX_MESSAGES",
+    "Block",
     "CacheControl",
+    "Content",
     "Document",
     "Image",
     "MessageIn",
-    "PlainBlock",
-    "RedactedThinking",
     "SystemBlocks",
     "Text",
     "Thinking",
     "ToolResult",
     "ToolUse",
-    "UserBlock",
     "tagged",
 )
 
