@@ -64,15 +64,17 @@ class Mistral(Recipe):
         cache_chars: Characters of encoded text kept for the next turns of chats.
 
     Raises:
-        ConfigError: mistral-common is not installed.
+        ConfigError: mistral-common or sentencepiece is not installed.
         ModelError: When entered or first used: the model has no such file, or it is damaged.
     """
 
     def __init__(self, model: str | Path, *, cache_chars: int = 8_000_000) -> None:
-        if find_spec("mistral_common") is None:
-            raise ConfigError(
-                "the recipe 'mistral' needs the package mistral-common: pip install 'deepinfra-serve[mistral]'"
-            )
+        for package in ("mistral_common", "sentencepiece"):
+            if find_spec(package) is None:
+                raise ConfigError(
+                    f"the recipe 'mistral' needs the package {package.replace('_', '-')}: "
+                    "pip install 'deepinfra-serve[mistral]'"
+                )
         self._model, self._cache_chars = model, cache_chars
         self._built: _Loaded | None = None
         self._lock = Lock()

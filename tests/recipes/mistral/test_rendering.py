@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -306,10 +308,16 @@ def test_the_version_tells_tokenizers_apart(recipe_of: Callable[[str], Mistral])
     assert len({recipe_of(version).version for version in ("v1", "v2", "v3", "v7", "v13")}) == 5
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_module, "find_spec", lambda name: None)
+@pytest.mark.parametrize("missing", ["mistral_common", "sentencepiece"])
+def test_without_the_package_the_extra_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_module, "find_spec", lambda package: None if package == missing else True)
     with pytest.raises(ConfigError, match=r"deepinfra-serve\[mistral\]"):
         Mistral("anything")
+
+
+def test_the_package_is_loaded_with_the_first_tokenizer_only() -> None:
+    code = "import sys; from deepinfra.recipes import Mistral; Mistral('x'); sys.exit('mistral_common' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_report_names_plain_text_fences_and_what_a_version_cannot(recipe_of: Callable[[str], Mistral]) -> None:
