@@ -88,18 +88,18 @@ def test_text_and_ids_are_those_of_transformers_and_refusals_too(
         assert rendered.control == [ids[text[start:end]] for start, end in rendered.ranges]
 
 
-@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
 def test_hostile_twins_have_the_same_control_tokens(
-    name: str, kind: str, model: Callable[..., TrainedTextModel], recipe: Callable[..., ChatTemplate]
+    name: str, model: Callable[..., TrainedTextModel], recipe: Callable[..., ChatTemplate]
 ) -> None:
-    _attack(model(name, kind), recipe(name, kind), seeds=3)
+    _attack(model(name), recipe(name), seeds=3)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("kind", "seeds"), [("byte-level", 2000 // len(SHAPES) + 1), ("sentencepiece", 10)])
 def test_two_thousand_hostile_twins_have_the_same_control_tokens(
-    name: str, model: Callable[..., TrainedTextModel], recipe: Callable[..., ChatTemplate]
+    name: str, kind: str, seeds: int, model: Callable[..., TrainedTextModel], recipe: Callable[..., ChatTemplate]
 ) -> None:
-    _attack(model(name), recipe(name), seeds=2000 // len(SHAPES) + 1)
+    _attack(model(name, kind), recipe(name, kind), seeds)
 
 
 def _attack(model: TrainedTextModel, recipe: ChatTemplate, seeds: int) -> None:
