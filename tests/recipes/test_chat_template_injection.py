@@ -172,13 +172,19 @@ def as_transformers_takes_it(asked: Conversation) -> dict[str, Any]:
     return {"conversation": messages, "tools": tools or None}
 
 
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
 def without(asked: Conversation, tools: bool) -> Conversation:
     """What transformers has no idea of is left out: errors, broken JSON, developers, a response format."""
 
     def plain(message: Message) -> Message:
-        calls = tuple(
-            replace(call, arguments="{}") if "}" not in call.arguments else call for call in message.tool_calls
-        )
+        calls = tuple(call if is_json(call.arguments) else replace(call, arguments="{}") for call in message.tool_calls)
         role = "system" if message.role == "developer" else message.role
         return replace(message, role=role, is_error=False, tool_calls=calls)
 

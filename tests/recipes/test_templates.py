@@ -95,11 +95,11 @@ def test_hostile_twins_have_the_same_control_tokens(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "seeds"), [("byte-level", 2000 // len(SHAPES) + 1), ("sentencepiece", 10)])
-def test_two_thousand_hostile_twins_have_the_same_control_tokens(
-    name: str, kind: str, seeds: int, model: Callable[..., TrainedTextModel], recipe: Callable[..., ChatTemplate]
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
+def test_hundreds_of_hostile_twins_have_the_same_control_tokens(
+    name: str, kind: str, model: Callable[..., TrainedTextModel], recipe: Callable[..., ChatTemplate]
 ) -> None:
-    _attack(model(name, kind), recipe(name, kind), seeds)
+    _attack(model(name, kind), recipe(name, kind), seeds=50)
 
 
 def _attack(model: TrainedTextModel, recipe: ChatTemplate, seeds: int) -> None:
