@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -240,6 +241,17 @@ async def test_a_call_is_demanded_behind_the_reasoning_of_gpt_oss(recipe: Callab
 
 
 # -- how a template wants things ----------------------------------------------------------------------------------
+
+
+def test_several_calls_are_given_one_by_one_where_the_template_shows_only_the_first(
+    recipe: Callable[[str], ChatTemplate],
+) -> None:
+    other = replace(CALL, id="call_2", arguments='{"city": "Bergen"}')
+    turn = Message(role="assistant", tool_calls=(CALL, other))
+    results = (say("tool", "WET", tool_call_id="call_2"), say("tool", "DRY", tool_call_id=CALL.id))
+    text = recipe("openai-gpt-oss-120b").render(chat(ASK, turn, *results)).text
+    assert re.findall("Oslo|Bergen|DRY|WET", text) == ["Oslo", "DRY", "Bergen", "WET"]
+    assert any("one call each" in line for line in recipe("openai-gpt-oss-120b").report().fallbacks)
 
 
 def test_ids_are_made_short_where_the_template_wants_so_and_kept_elsewhere(

@@ -98,6 +98,8 @@ def settle(conversation: Conversation, traits: Traits, syntax: Shown) -> Convers
     messages = [_named(message, traits) for message in _with_names(conversation.messages)]
     if fallback or traits.calls == "text":
         messages = list(_written(messages, syntax, results=traits.tools == "fallback"))
+    elif not traits.every_call:
+        messages = list(_one_by_one(messages))
     if traits.system == "first":
         messages = _one_system(messages)
     notes = [syntax.show_tools(tools)] if fallback else []
@@ -137,6 +139,25 @@ def _short(name: str) -> str:
         return name
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     return "".join(_ALPHABET[number // len(_ALPHABET) ** place % len(_ALPHABET)] for place in range(9))
+
+
+def _one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
+    """A turn with several calls as turns with one call each, every one before its result."""
+    waiting = list(messages)
+    while waiting:
+        message = waiting.pop(0)
+        if len(message.tool_calls) < 2:
+            yield message
+            continue
+        results: list[Message] = []
+        while waiting and waiting[0].role == "tool":
+            results.append(waiting.pop(0))
+        for call in message.tool_calls:
+            yield replace(message, tool_calls=(call,))
+            message = replace(message, content=(), reasoning=None)
+            yield from (result for result in results if result.tool_call_id == call.id)
+        ids = {call.id for call in message.tool_calls}
+        yield from (result for result in results if result.tool_call_id not in ids)
 
 
 def _written(messages: Sequence[Message], syntax: Shown, *, results: bool) -> Iterator[Message]:

@@ -17,7 +17,7 @@ from deepinfra.recipes.output.family import ToolFamily
 __all__ = ("describe", "fences_of")
 
 _SHAPED = re.compile(r"</?[A-Za-z_][^<>\s]*>|\[/?[A-Z][A-Z_]*\]|<\|[^<>\s]+\|>")
-_COMMANDS = ("/no_think", "/nothink", "/think", "detailed thinking on", "detailed thinking off")
+_COMMANDS = re.compile(r"(?<![<\w])/(?:no_think|nothink|think)\b|detailed thinking o(?:n|ff)\b")
 _NATIVE = {"harmony": "harmony", "dsml": "deepseek", "mistral": "mistral"}
 _LONGEST = 40
 
@@ -98,14 +98,11 @@ def _quirks(
         yield "It wants the arguments of earlier calls as JSON text."
     if traits.short_ids:
         yield "It wants ids of calls that are nine letters and digits: other ids are mapped to such, always the same."
-    if not traits.every_call:
-        yield "Of several calls in one turn it shows only the first."
     if reasoning is not None and "reasoning" in prompts and "12 + 30 = 42" not in prompts["reasoning"].text:
         yield "It does not show the reasoning of earlier turns."
     if {"strftime_now", "date_string"} & traits.names:
         yield "It prints the date: prompts change from day to day unless the option `date` pins it."
-    written = "\0".join(traits.literals)
-    commands = [command for command in _COMMANDS if command in written]
+    commands = sorted(set(_COMMANDS.findall("\0".join(traits.literals))))
     if commands:
         yield f"It obeys what a user types: {', '.join(commands)}."
     bare = prompts.get("user")
@@ -133,6 +130,8 @@ def _fallbacks(traits: Traits) -> Iterator[str]:
         )
     elif traits.calls == "text":
         yield "Calls of earlier turns: the template drops them; they are written into the answer's text."
+    if not traits.every_call and traits.tools == "template":
+        yield "Several calls in one turn: the template shows only the first; they become turns with one call each."
     if traits.system == "first":
         yield "Later system messages: the template takes none; their text is added to the first."
     if not traits.reads("developer"):

@@ -25,7 +25,7 @@ class Traits:
         tools: Who shows the declared tools to the model: the template, or the fallback.
         calls: Who shows the calls of earlier turns: the template, or their text in the answer.
         described: Wants a description of every tool, be it empty.
-        every_call: Shows all calls of a turn; else only the first.
+        every_call: Shows all calls of a turn; else only the first, and they are given one by one.
         known: The syntax of calls that it teaches is one that can be read.
     """
 
@@ -128,7 +128,7 @@ def _probe_calls(render: Callable[[Conversation, Traits], str | None], traits: T
         traits = replace(traits, short_ids=True)
     other = replace(_CALL, id="call00002", arguments='{"city": "Bergen"}')
     two = render(_with_calls(loop, (_CALL, other)), traits)
-    return replace(traits, every_call=two is None or "Bergen" in two)
+    return replace(traits, every_call=two is None or "Bergen" in two)  # if it raises, it says so itself
 
 
 def _with_calls(loop: Conversation, calls: tuple[ToolCall, ...]) -> Conversation:
