@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,9 +18,12 @@ from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.engine import Engine, Pool
 from deepinfra.errors import ExecutorError, ExecutorLost, StepFailed
 from deepinfra.executors.toy import ToyExecutor
-from deepinfra.interfaces.executor import StepHandle
+from deepinfra.interfaces.executor import Executor, StepHandle
 from deepinfra.interfaces.recipe import Recipe
 from deepinfra.schedulers.fcfs import Fcfs
+from deepinfra.testing.recorded import recorded
+from deepinfra.testing.replay import ReplayExecutor, Script
+from deepinfra.testing.served import Served
 from deepinfra.testing.tiny import TinyRecipe
 
 
@@ -81,10 +87,55 @@ async def settled(engine: Engine) -> None:
 
 
 def build(
-    executor: ToyExecutor | None = None, *, recipe: Recipe | None = None, max_queue: int = 4096, name: str | None = None
+    executor: Executor | None = None, *, recipe: Recipe | None = None, max_queue: int = 4096, name: str | None = None
 ) -> Engine:
     pool = Pool(Fcfs(max_queue=max_queue), executor or ToyExecutor(num_blocks=256))
     return Engine(recipe or TinyRecipe(), pool, name=name)
+
+
+class Speaker:
+    """A model of one family, served over TCP under the name `m`; it says what it is told to.
+
+    Attributes:
+        record: See `deepinfra.testing.recorded`.
+        url: Of the server, without a path.
+    """
+
+    def __init__(self, family: Any, stack: ExitStack) -> None:
+        template = Path(__file__).parents[1] / "data" / "templates" / "Qwen-QwQ-32B.jinja"
+        self.record, self._script = recorded(family, template.read_text()), Script()
+        self._tokenizer = self.record.files.tokenizer()
+        self._executor = ReplayExecutor(self._script, eos=self.record.eos, vocab_size=self._tokenizer.get_vocab_size())
+        self.url = stack.enter_context(Served(build(self._executor, recipe=self.record.recipe, name="m"))).url
+
+    def says(self, *texts: str) -> list[tuple[int, ...]]:
+        """What it will answer, markers as the control tokens they are, and the ids of each; forgets `prompts`."""
+        self._executor.prompts.clear()
+        ids = [tuple(self._tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+        self._script.answers[:] = ids
+        return ids
+
+    @property
+    def prompts(self) -> list[tuple[int, ...]]:
+        """What it was asked since then."""
+        return self._executor.prompts
+
+    def asked(self, index: int = 0) -> str:
+        """One of these as text, markers included."""
+        text: str = self._tokenizer.decode(self.prompts[index], skip_special_tokens=False)
+        return text
+
+
+@pytest.fixture(scope="session")
+def speaker_of() -> Iterator[Callable[[Any], Speaker]]:
+    """`speaker_of(family)`: each of `FAMILIES` is built and started once, as vocabularies take seconds."""
+    with ExitStack() as stack:
+
+        @cache
+        def speaker_of(family: Any) -> Speaker:
+            return Speaker(family, stack)
+
+        yield speaker_of
 
 
 class Kit:

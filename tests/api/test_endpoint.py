@@ -432,21 +432,6 @@ async def test_an_engine_that_stops_under_an_answer_ends_it_with_an_error(kit: A
     assert (status, answer["error"]["code"]) == (503, "engine-stopped")
 
 
-async def test_a_silent_prefill_shows_that_it_lives(kit: Any) -> None:
-    executor = kit.Gated(shut=True)
-    engine = kit.build(executor)
-    async with engine:
-        async with Client(asgi(engine, keepalive_s=0.002)).request(
-            "POST", CHAT, json=kit.chat(stream=True)
-        ) as response:
-            chunks = response.chunks()
-            assert await anext(chunks) == b": keep-alive\n\n"
-            assert await anext(chunks) == b": keep-alive\n\n"
-            executor.gate.set()
-            rest = b"".join([chunk async for chunk in chunks])
-    assert rest.endswith(b"data: [DONE]\n\n")
-
-
 async def test_a_failure_after_a_sign_of_life_is_an_event(kit: Any) -> None:
     executor = kit.Gated(shut=True, fail_at=1)
     engine = kit.build(executor)

@@ -4,7 +4,7 @@ asked over HTTP, of a real recipe over recorded ids."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,10 @@ from openai import OpenAI
 from deepinfra.api.app import asgi
 from deepinfra.engine import Engine, Pool
 from deepinfra.interfaces import Recipe
-from deepinfra.recipes import ChatTemplate, DeepSeek
+from deepinfra.recipes import ChatTemplate
 from deepinfra.schedulers.fcfs import Fcfs
 from deepinfra.testing.client import Client
-from deepinfra.testing.deepseek import DeepSeekTextModel
-from deepinfra.testing.replay import ReplayExecutor, Script
-from deepinfra.testing.served import Served
+from deepinfra.testing.replay import ReplayExecutor
 from deepinfra.testing.textmodel import TrainedTextModel
 from deepinfra.testing.tiny import EOS, TinyRecipe
 
@@ -85,15 +83,8 @@ class Model:
 class DeepSeekV4:
     """The same behind a socket, since its vocabulary takes seconds to build."""
 
-    def __init__(self, client: OpenAI, executor: ReplayExecutor, script: Script, files: DeepSeekTextModel) -> None:
-        self._client, self._executor, self._script = client, executor, script
-        self._tokenizer = files.tokenizer()
-
-    def says(self, *texts: str) -> None:
-        """What it answers next, markers as the control tokens they are."""
-        ids = [self._tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-        self._script.answers[:] = ids
-        self._executor.prompts.clear()
+    def __init__(self, client: OpenAI, speaker: Any) -> None:
+        self._client, self.speaker = client, speaker
 
     def ask(self, **fields: Any) -> Any:
         """A whole answer."""
@@ -106,23 +97,12 @@ class DeepSeekV4:
         chunks = self._client.chat.completions.create(**asked)
         return [choice.model_dump(exclude_unset=True) for chunk in chunks for choice in chunk.choices]
 
-    @property
-    def prompts(self) -> list[tuple[int, ...]]:
-        """Ids of what it was asked."""
-        return self._executor.prompts
 
-    def asked(self) -> str:
-        """The first of them as the model saw it."""
-        return self._tokenizer.decode(self.prompts[0], skip_special_tokens=False)
-
-
-@pytest.fixture(scope="module")
-def deepseek() -> Iterator[DeepSeekV4]:
-    files, script = DeepSeekTextModel(), Script()
-    executor = ReplayExecutor(script, eos=1, vocab_size=files.tokenizer().get_vocab_size())
-    with Served(Engine(DeepSeek(files), Pool(Fcfs(), executor), name="m")) as served:
-        with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-            yield DeepSeekV4(client, executor, script, files)
+@pytest.fixture
+def deepseek(speaker_of: Callable[[Any], Any]) -> Iterator[DeepSeekV4]:
+    speaker = speaker_of("dsml")
+    with OpenAI(base_url=f"{speaker.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield DeepSeekV4(client, speaker)
 
 
 # -- histories ------------------------------------------------------------------------------------
@@ -155,9 +135,9 @@ async def test_fact_5_arguments_that_are_no_json_crash_nothing_and_are_kept(temp
 
 
 def test_fact_5_arguments_that_are_no_json_are_kept_in_deepseeks_prompt(deepseek: DeepSeekV4) -> None:
-    deepseek.says("</think>ok")
+    deepseek.speaker.says("</think>ok")
     deepseek.ask(messages=called("{bad"), tools=[tool("get_weather")])
-    assert "{bad" in deepseek.asked()
+    assert "{bad" in deepseek.speaker.asked()
 
 
 @pytest.mark.parametrize("template", ["Qwen-QwQ-32B", "Qwen3-Coder", "Qwen-Qwen2.5-7B-Instruct"])
@@ -202,16 +182,16 @@ async def test_fact_9_schemas_keep_their_order_and_their_characters() -> None:
 
 
 def test_fact_9_schemas_keep_their_order_and_their_characters_in_deepseeks_prompt(deepseek: DeepSeekV4) -> None:
-    deepseek.says("</think>ok")
+    deepseek.speaker.says("</think>ok")
     deepseek.ask(tools=[tool("get_weather", **SCHEMAS)])
-    assert in_order(deepseek.asked())
+    assert in_order(deepseek.speaker.asked())
 
 
 def test_fact_9_the_same_tools_make_the_same_prompt_and_it_is_cached(deepseek: DeepSeekV4) -> None:
-    deepseek.says("</think>ok", "</think>ok")
+    deepseek.speaker.says("</think>ok", "</think>ok")
     tools = [tool("get_weather", **{name: {"type": "string"} for name in "qwertyuiop"})]
     first, second = deepseek.ask(tools=tools), deepseek.ask(tools=tools)
-    assert deepseek.prompts[0] == deepseek.prompts[1]
+    assert deepseek.speaker.prompts[0] == deepseek.speaker.prompts[1]
     assert second["usage"]["prompt_tokens"] == first["usage"]["prompt_tokens"]
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > second["usage"]["prompt_tokens"] - 32
 
@@ -230,7 +210,7 @@ async def test_fact_10_an_id_that_a_template_prints_is_the_one_the_client_sent(t
 
 def test_fact_14_choices_share_no_parser(deepseek: DeepSeekV4) -> None:
     call = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
-    deepseek.says(f"a</think>{call}", "b</think>text", f"c</think>{call}")
+    deepseek.speaker.says(f"a</think>{call}", "b</think>text", f"c</think>{call}")
     choices = deepseek.stream(n=3, tools=[tool("get_weather")])
     for index, reasoning, names in ((0, "a", ["get_weather"]), (1, "b", []), (2, "c", ["get_weather"])):
         deltas = [choice["delta"] for choice in choices if choice["index"] == index]
@@ -254,7 +234,7 @@ async def test_fact_17_what_only_began_like_a_stop_string_is_sent_in_the_end(sai
 
 
 def test_fact_18_a_stop_string_within_reasoning_ends_nothing(deepseek: DeepSeekV4) -> None:
-    deepseek.says("I may END here.</think>No END, yes.")
+    deepseek.speaker.says("I may END here.</think>No END, yes.")
     (choice,) = deepseek.ask(stop="END")["choices"]
     assert choice["message"]["reasoning_content"] == "I may END here."
     assert choice["message"]["content"] == "No "
@@ -262,7 +242,7 @@ def test_fact_18_a_stop_string_within_reasoning_ends_nothing(deepseek: DeepSeekV
 
 
 def test_fact_18_a_stop_string_within_a_call_ends_nothing(deepseek: DeepSeekV4) -> None:
-    deepseek.says(
+    deepseek.speaker.says(
         'x</think><｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n'
         '<｜DSML｜parameter name="city" string="true">END of the world</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"

@@ -5,6 +5,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,11 +52,38 @@ async def test_a_stream_that_is_silent_says_that_it_lives() -> None:
     out = EventStream(sent.send, 0.001)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            group.start_soon(out.keep_alive, b": here\n\n")
+            group.start_soon(out.keep_alive, lambda: b": here\n\n")
             await sent.arrived.wait()
-            group.cancel_scope.cancel()
+            out.hush()
     assert sent.messages[0]["status"] == 200
     assert {message["body"] for message in sent.messages[1:]} <= {b": here\n\n"}
+
+
+async def test_a_sign_of_life_under_way_is_finished_before_what_was_written_behind_it() -> None:
+    sent, taken = list[bytes](), anyio.Event()
+
+    async def slow(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await taken.wait()
+            sent.append(message["body"])
+
+    made = anyio.Event()
+
+    def sign() -> bytes:
+        made.set()
+        return b"sign"
+
+    out = EventStream(slow, 0.001)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(out.keep_alive, sign)
+            await made.wait()
+            group.start_soon(out.write, b"first")
+            await anyio.lowlevel.checkpoint()
+            group.start_soon(out.write, b"second")
+            out.hush()
+            taken.set()
+    assert sent == [b"sign", b"first", b"second"]
 
 
 async def test_a_write_that_was_cancelled_before_the_status_leaves_the_status_open() -> None:

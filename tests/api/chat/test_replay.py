@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,11 +11,7 @@ from openai import OpenAI
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from deepinfra.engine import Engine, Pool
-from deepinfra.schedulers.fcfs import Fcfs
-from deepinfra.testing.recorded import BIG, CITY, FAMILIES, recorded
-from deepinfra.testing.replay import ReplayExecutor, Script
-from deepinfra.testing.served import Served
+from deepinfra.testing.recorded import BIG, CITY, FAMILIES
 
 WEATHER = {"city": {"type": "string"}, "n": {"type": "integer"}}
 TOOLS: list[Any] = [
@@ -25,26 +20,29 @@ TOOLS: list[Any] = [
 ]
 QUESTION: Any = {"role": "user", "content": "Weather and time in Paris?"}
 
-TEMPLATE = (Path(__file__).parents[2] / "data" / "templates" / "Qwen-QwQ-32B.jinja").read_text()
-
 
 class Model(NamedTuple):
     """A server whose next answers are known."""
 
     client: OpenAI
-    executor: ReplayExecutor
-    script: Script
-    files: Any
-    calls: str
-    text: str
+    speaker: Any
     extra: dict[str, Any]
 
-    def says(self, *texts: str) -> list[list[int]]:
-        """What it answers next, markers as the control tokens they are."""
-        tokenizer = self.files.tokenizer()
-        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-        self.script.answers[:] = ids
-        self.executor.prompts.clear()
+    @property
+    def calls(self) -> str:
+        """An answer with reasoning, text and two calls."""
+        text: str = self.speaker.record.calls
+        return text
+
+    @property
+    def text(self) -> str:
+        """An answer with reasoning and text."""
+        text: str = self.speaker.record.text
+        return text
+
+    def says(self, *texts: str) -> list[tuple[int, ...]]:
+        """What it answers next, and the ids of that."""
+        ids: list[tuple[int, ...]] = self.speaker.says(*texts)
         return ids
 
     def asked(self, **fields: Any) -> dict[str, Any]:
@@ -64,15 +62,12 @@ class Model(NamedTuple):
         return list(self.client.chat.completions.create(**asked))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    recipe, files, eos, calls, text = recorded(request.param, TEMPLATE)
-    script = Script()
-    executor = ReplayExecutor(script, eos=eos, vocab_size=files.tokenizer().get_vocab_size())
-    with Served(Engine(recipe, Pool(Fcfs(), executor), name="m")) as served:
-        with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-            extra = {"chat_template_kwargs": {"enable_thinking": True}} if request.param == "hermes" else {}
-            yield Model(client, executor, script, files, calls, text, extra)
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest, speaker_of: Callable[[Any], Any]) -> Iterator[Model]:
+    speaker = speaker_of(request.param)
+    extra = {"chat_template_kwargs": {"enable_thinking": True}} if request.param == "hermes" else {}
+    with OpenAI(base_url=f"{speaker.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield Model(client, speaker, extra)
 
 
 def calls_of(answer: Any) -> list[tuple[str, str]]:
@@ -144,7 +139,7 @@ def test_usage_adds_up_and_is_the_same_streamed(model: Model) -> None:
     first = model.ask(messages=[question]).usage
     *_, last = model.stream(messages=[question])
     second = last.usage
-    prompt = len(model.executor.prompts[0])
+    prompt = len(model.speaker.prompts[0])
     assert last.choices == []
     for usage in (first, second):
         assert usage is not None
@@ -188,7 +183,7 @@ def test_a_tool_loop_goes_round(model: Model) -> None:
     assert answer.finish_reason == "stop"
     assert answer.message.content == "Sunny."
     assert answer.message.tool_calls is None
-    asked = model.files.tokenizer().decode(model.executor.prompts[1], skip_special_tokens=False)
+    asked = model.speaker.asked(1)
     assert "result 0" in asked
     assert "result 1" in asked
     assert BIG in asked

@@ -6,58 +6,45 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from anthropic import Anthropic
-
-from deepinfra.engine import Engine, Pool
-from deepinfra.schedulers.fcfs import Fcfs
-from deepinfra.testing.recorded import Recorded, recorded
-from deepinfra.testing.replay import ReplayExecutor, Script
-from deepinfra.testing.served import Served
-
-TEMPLATE = Path(__file__).parents[2] / "data" / "templates" / "Qwen-QwQ-32B.jinja"
 
 
 class Model:
     """A recipe over recorded answers, served.
 
     Attributes:
-        recorded: See `recorded`.
+        recorded: See `deepinfra.testing.recorded`.
         client: Asks it.
     """
 
-    def __init__(self, recorded: Recorded, client: Anthropic, executor: ReplayExecutor, script: Script) -> None:
-        self.recorded, self.client = recorded, client
-        self._executor, self._script = executor, script
-        self._tokenizer = recorded.files.tokenizer()
+    def __init__(self, speaker: Any, client: Anthropic) -> None:
+        self.recorded, self.client, self._speaker = speaker.record, client, speaker
 
     def says(self, *texts: str) -> tuple[int, ...]:
         """What it will answer, markers as the control tokens they are; the first answer's ids."""
-        self._executor.prompts.clear()
-        self._script.answers[:] = [tuple(self._tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
-        return tuple(self._script.answers[0])
+        ids: tuple[int, ...] = self._speaker.says(*texts)[0]
+        return ids
 
     @property
     def prompts(self) -> list[tuple[int, ...]]:
         """What it was asked since then."""
-        return self._executor.prompts
+        prompts: list[tuple[int, ...]] = self._speaker.prompts
+        return prompts
 
 
 @pytest.fixture(scope="session")
-def model_of() -> Iterator[Callable[[Any], Model]]:
+def model_of(speaker_of: Callable[[Any], Any]) -> Iterator[Callable[[Any], Model]]:
     """`model_of(family)`: one of `FAMILIES` behind a server, named `m`; each is started once."""
     with ExitStack() as stack:
 
         @cache
         def model_of(family: Any) -> Model:
-            found, script = recorded(family, TEMPLATE.read_text()), Script()
-            executor = ReplayExecutor(script, eos=found.eos, vocab_size=found.files.tokenizer().get_vocab_size())
-            served = stack.enter_context(Served(Engine(found.recipe, Pool(Fcfs(), executor), name="m")))
-            client = Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=30)
-            return Model(found, stack.enter_context(client), executor, script)
+            speaker = speaker_of(family)
+            client = Anthropic(base_url=speaker.url, api_key="none", max_retries=0, timeout=30)
+            return Model(speaker, stack.enter_context(client))
 
         yield model_of
 

@@ -76,21 +76,6 @@ async def test_an_engine_that_does_not_run_is_overloaded(engine: Engine) -> None
     assert (await refused(Client(asgi(engine)), "POST", MESSAGES, json=body()))[:2] == (529, "overloaded_error")
 
 
-async def test_a_long_wait_is_filled_with_pings(kit: Any) -> None:
-    executor = kit.Gated(shut=True)
-    engine = kit.build(executor)
-    async with engine:
-        app = asgi(engine, keepalive_s=0.002)
-        async with Client(app).request("POST", MESSAGES, json=body(stream=True)) as response:
-            chunks = response.chunks()
-            assert await anext(chunks) == b'event: ping\ndata: {"type": "ping"}\n\n'
-            executor.gate.set()
-            rest = b"".join([chunk async for chunk in chunks])
-    kinds = [line.removeprefix("event: ") for line in rest.decode().splitlines() if line.startswith("event: ")]
-    kinds = [kind for kind in kinds if kind != "ping"]
-    assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
-
-
 async def test_a_failure_in_mid_stream_is_the_last_event(kit: Any) -> None:
     engine = kit.build(kit.Gated(fail_at=5))
     async with engine:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 from openai import OpenAI
 
-from deepinfra.engine import Engine, Pool
-from deepinfra.schedulers.fcfs import Fcfs
-from deepinfra.testing.recorded import BIG, CITY, FAMILIES, Recorded, recorded
-from deepinfra.testing.replay import ReplayExecutor, Script
-from deepinfra.testing.served import Served
+from deepinfra.testing.recorded import BIG, CITY, FAMILIES, Recorded
 
-TEMPLATE = (Path(__file__).parents[2] / "data" / "templates" / "Qwen-QwQ-32B.jinja").read_text()
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": "integer"}}}
 TOOLS: list[Any] = [
     {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": False},
@@ -34,22 +28,15 @@ class Model(NamedTuple):
     """A server whose next answers are known."""
 
     client: OpenAI
-    script: Script
     record: Recorded
-
-    def says(self, *texts: str) -> None:
-        """What it answers next, markers as the control tokens they are."""
-        tokenizer = self.record.files.tokenizer()
-        self.script.answers[:] = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    says: Callable[..., Any]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    record, script = recorded(request.param, TEMPLATE), Script()
-    executor = ReplayExecutor(script, eos=record.eos, vocab_size=record.files.tokenizer().get_vocab_size())
-    with Served(Engine(record.recipe, Pool(Fcfs(), executor), name="m")) as served:
-        with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-            yield Model(client, script, record)
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest, speaker_of: Callable[[Any], Any]) -> Iterator[Model]:
+    speaker = speaker_of(request.param)
+    with OpenAI(base_url=f"{speaker.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield Model(client, speaker.record, speaker.says)
 
 
 def plain(response: Any) -> list[dict[str, Any]]:

@@ -302,22 +302,6 @@ def test_a_failure_in_mid_stream_ends_it_with_a_failed_response(kit: Any) -> Non
             client.responses.create(**asked, max_output_tokens=100)
 
 
-async def test_a_long_prefill_is_kept_alive_before_the_response_is_created(kit: Any) -> None:
-    executor = kit.Gated(shut=True)
-    app = asgi(kit.build(executor, name="toy"), keepalive_s=0.01)
-    async with running(app) as state:
-        client = Client(app, state=state)
-        body = {"model": "toy", "input": "hi", "max_output_tokens": 3, "stream": True}
-        async with client.request("POST", "/v1/responses", json=body) as response:
-            chunks = response.chunks()
-            assert await anext(chunks) == b": keep-alive\n\n"
-            executor.gate.set()
-            rest = b"".join([chunk async for chunk in chunks])
-    events = [block for block in rest.split(b"\n\n") if block and not block.startswith(b":")]
-    assert events[0].startswith(b"event: response.created\ndata: {")
-    assert events[-1].startswith((b"event: response.incomplete\n", b"event: response.completed\n"))
-
-
 async def test_what_a_vanished_client_asked_is_not_stored(kit: Any) -> None:
     engine = kit.build(name="toy")
     app = asgi(engine)

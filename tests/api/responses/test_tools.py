@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from openai import OpenAI
-
-from deepinfra.engine import Engine, Pool
-from deepinfra.recipes.deepseek.recipe import DeepSeek
-from deepinfra.schedulers.fcfs import Fcfs
-from deepinfra.testing.deepseek import DeepSeekTextModel
-from deepinfra.testing.replay import ReplayExecutor, Script
-from deepinfra.testing.served import Served
 
 EOS = 1
 HUGE = 12345678901234567890123
@@ -37,36 +30,33 @@ WEATHER: dict[str, Any] = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
     "strict": False,
 }
-ASKED: dict[str, Any] = {"model": "deepseek", "tools": [WEATHER]}
+ASKED: dict[str, Any] = {"model": "m", "tools": [WEATHER]}
 QUESTION: list[Any] = [{"role": "user", "content": "Weather in Paris and Rome?"}]
 
 
 class Model:
     """DeepSeek V4's recipe over recorded answers, served."""
 
-    def __init__(self, client: OpenAI, executor: ReplayExecutor, script: Script, tokenizer: Any) -> None:
-        self.client, self._executor, self._script, self._tokenizer = client, executor, script, tokenizer
+    def __init__(self, client: OpenAI, speaker: Any) -> None:
+        self.client, self._speaker = client, speaker
 
     def says(self, *texts: str) -> tuple[int, ...]:
         """What it will answer, markers as the control tokens they are; the first answer's ids."""
-        self._executor.prompts.clear()
-        self._script.answers[:] = [tuple(self._tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
-        return tuple(self._script.answers[0])
+        ids: tuple[int, ...] = self._speaker.says(*texts)[0]
+        return ids
 
     @property
     def prompts(self) -> list[tuple[int, ...]]:
         """What it was asked since then."""
-        return self._executor.prompts
+        prompts: list[tuple[int, ...]] = self._speaker.prompts
+        return prompts
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    files, script = DeepSeekTextModel(), Script()
-    tokenizer = files.tokenizer()
-    executor = ReplayExecutor(script, eos=EOS, vocab_size=tokenizer.get_vocab_size())
-    with Served(Engine(DeepSeek(files), Pool(Fcfs(), executor), name="deepseek")) as served:
-        with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-            yield Model(client, executor, script, tokenizer)
+@pytest.fixture
+def model(speaker_of: Callable[[Any], Any]) -> Iterator[Model]:
+    speaker = speaker_of("dsml")
+    with OpenAI(base_url=f"{speaker.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield Model(client, speaker)
 
 
 def plain(response: Any) -> list[dict[str, Any]]:
