@@ -124,23 +124,24 @@ class Exchange:
         """Every prompt's events, as they come; errors are kept, so that they leave the engine's contexts unwrapped."""
         take = self._send if self._call.stream else self._keep
         async with anyio.create_task_group() as group:
-
-            async def guarded(work: Callable[..., Awaitable[None]], *args: Any) -> None:
-                try:
-                    await work(*args)
-                except Exception as error:
-                    self._error = self._error or error
-                    group.cancel_scope.cancel()
-
-            async def alive() -> None:
-                await self._out.keep_alive(self._call.writer.keepalive)
-
             async with anyio.create_task_group() as readers:
+
+                async def guarded(work: Callable[..., Awaitable[None]], *args: Any) -> None:
+                    try:
+                        await work(*args)
+                    except Exception as error:
+                        self._error = self._error or error
+                        readers.cancel_scope.cancel()
+
                 if self._call.stream:
-                    group.start_soon(guarded, alive)
+                    group.start_soon(guarded, self._out.keep_alive, self._sign)
                 for prompt, stream in enumerate(self._streams):
                     readers.start_soon(guarded, self._read, prompt, stream, take)
-            group.cancel_scope.cancel()
+            self._out.hush()
+
+    def _sign(self) -> bytes:
+        """That the answer is under way, with its beginning if nothing was said yet."""
+        return b"".join(map(encoded, self._begin())) + self._call.writer.keepalive
 
     async def _read(self, prompt: int, stream: Stream, take: Callable[[int, Sequence[Event]], Awaitable[None]]) -> None:
         async for event in stream:

@@ -82,11 +82,12 @@ class Fold(Protocol):
 class Writer(Protocol):
     """Says one call's events in a protocol's words: `begin`, `write` per event, then `end` or `failed`.
 
-    `begin` is called with the first event, so that what fails before it still has a status of its own; `failed` may
-    therefore be called without it. Answers that are not streamed are folded from the same frames.
+    `begin` is called with the first event, or when a stream was silent for too long, so that what fails before it still
+    has a status of its own; `failed` may therefore be called without it. Answers that are not streamed are folded from
+    the same frames.
 
     Attributes:
-        keepalive: Bytes that say nothing, sent while nothing happens, also before `begin`'s frames.
+        keepalive: Bytes that say nothing, sent while nothing happens, behind `begin`'s frames.
         closing: Bytes after the last frame of a stream that did not fail.
     """
 

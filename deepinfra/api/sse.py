@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Callable
 
 import anyio
 import msgspec
@@ -42,7 +42,7 @@ class EventStream:
     """A response of server-sent events.
 
     It begins with the first `write`, so that whatever fails before can still have a status of its own. Writers may
-    be several tasks; each `write` arrives whole.
+    be several tasks; each `write` arrives whole, in the order of the calls.
     """
 
     def __init__(self, send: Send, keepalive_s: float) -> None:
@@ -50,6 +50,7 @@ class EventStream:
         self._lock = anyio.Lock()
         self._writes = 0
         self._begun = False
+        self._hushed = anyio.Event()
 
     @property
     def begun(self) -> bool:
@@ -65,10 +66,19 @@ class EventStream:
                 self._begun = True
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
-    async def keep_alive(self, data: bytes) -> NoReturn:
-        """Send `data` whenever nothing was written for `keepalive_s`; run beside the writers, then cancel."""
-        while True:
+    async def keep_alive(self, sign: Callable[[], bytes]) -> None:
+        """Write `sign()` whenever nothing was written for `keepalive_s`, until `hush`; run beside the writers.
+
+        A sign is made when it is its turn, so that it may depend on what was made before it. Do not cancel this while
+        the stream goes on: a sign that was made would be lost.
+        """
+        while not self._hushed.is_set():
             writes = self._writes
-            await anyio.sleep(self._keepalive_s)
-            if writes == self._writes:
-                await self.write(data)
+            with anyio.move_on_after(self._keepalive_s):
+                await self._hushed.wait()
+            if writes == self._writes and not self._hushed.is_set():
+                await self.write(sign())
+
+    def hush(self) -> None:
+        """End `keep_alive`, behind a sign that is being written."""
+        self._hushed.set()

@@ -11,13 +11,15 @@ import anyio.lowlevel
 import pytest
 
 from deepinfra.api.app import asgi
-from deepinfra.core.conversation import Conversation
+from deepinfra.core.conversation import Conversation, MediaPart
 from deepinfra.core.request import Prompt
 from deepinfra.engine import Engine
 from deepinfra.errors import InjectionError, TemplateError
+from deepinfra.recipes import ChatTemplate
 from deepinfra.testing.client import Client
 from deepinfra.testing.clock import ManualClock
-from deepinfra.testing.tiny import TinyRecipe
+from deepinfra.testing.textmodel import TrainedTextModel
+from deepinfra.testing.tiny import BOS, TinyRecipe
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -312,6 +314,32 @@ async def test_what_the_template_refuses_is_the_clients_to_mend(kit: Any) -> Non
 
     status, error = await refused(kit.build(recipe=Strict()), kit, kit.chat("bad"))
     assert (status, error["message"], error["param"]) == (400, "roles must alternate", "messages")
+
+
+PICTURE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}]
+
+
+async def test_an_image_for_a_recipe_that_takes_none_is_refused_where_it_stands(kit: Any) -> None:
+    recipe = ChatTemplate(TrainedTextModel())
+    body = kit.chat(messages=[{"role": "user", "content": "hi"}, {"role": "user", "content": PICTURE}], model="m")
+    async with kit.build(recipe=recipe, executor=kit.Gated(vocab_size=1000), name="m") as engine:
+        status, answer = await Client(asgi(engine)).post(CHAT, body)
+    assert (status, answer["error"]["code"]) == (400, "unsupported_parameter")
+    assert answer["error"]["param"] == "messages.1.content"
+
+
+async def test_an_image_for_an_executor_that_takes_none_is_refused(kit: Any) -> None:
+    class Seeing(TinyRecipe):
+        def render(self, conversation: Conversation) -> Prompt:
+            (part,) = conversation.messages[0].content
+            digest = part.digest if isinstance(part, MediaPart) else b""
+            return Prompt(ids=(BOS, 1, 2), control=(0,), media=((1, digest),) if digest else ())
+
+    status, error = await refused(
+        kit.build(recipe=Seeing()), kit, kit.chat(messages=[{"role": "user", "content": PICTURE}])
+    )
+    assert (status, error["code"], error["param"]) == (400, "unsupported_parameter", "messages")
+    assert "executor does not take" in error["message"]
 
 
 async def test_an_injection_is_an_incident_of_the_server(kit: Any, caplog: pytest.LogCaptureFixture) -> None:
