@@ -23,6 +23,7 @@ from deepinfra.api.gate import Gate, KeyRing
 from deepinfra.api.messages.count import TokenCount
 from deepinfra.api.messages.request import MESSAGES, ParamNames
 from deepinfra.api.middleware import RequestLog, record_of
+from deepinfra.api.models import model_routes
 from deepinfra.api.probes import probe_routes
 from deepinfra.api.protocol import WireProtocol
 from deepinfra.api.responses.queries import ResponseQueries
@@ -120,7 +121,8 @@ def asgi(
             *_response_routes(store, clock, door),
             endpoint("/v1/messages", MESSAGES),
             _count_route(engines, door),
-            *probe_routes(engines, int(clock.wall())),
+            *model_routes(engines, int(clock.wall())),
+            *probe_routes(engines),
         ],
         middleware=_middleware(clock, keys, cors_origins),
         exception_handlers={HTTPException: _http_error, Exception: _server_error},

@@ -1,42 +1,23 @@
-"""What is asked about the server rather than of a model: models, health, readiness, metrics."""
+"""What is asked about the server rather than of a model: health, readiness, metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from deepinfra.api.errors import wire_error_of
 from deepinfra.api.metrics import registry
-from deepinfra.api.middleware import record_of
-from deepinfra.api.wire import openai_error
 from deepinfra.engine import Engine
-from deepinfra.errors import ModelUnknownError
 
 __all__ = ("probe_routes",)
 
 
-def probe_routes(engines: Mapping[str, Engine], created: int) -> list[Route]:
-    """`/v1/models`, `/v1/models/{id}`, `/health`, `/ready` and `/metrics`; all answer at once, whatever the load."""
+def probe_routes(engines: Mapping[str, Engine]) -> list[Route]:
+    """`/health`, `/ready` and `/metrics`; all answer at once, whatever the load."""
     metrics_registry = registry(engines)
-
-    def model(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": created, "owned_by": "deepinfra"}
-
-    async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model(name) for name in engines]})
-
-    async def one_model(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in engines:
-            unknown = wire_error_of(ModelUnknownError(name, tuple(engines)), {})
-            status, answer = openai_error(unknown, record_of(request.scope).id)
-            return JSONResponse(answer, status)
-        return JSONResponse(model(name))
 
     async def health(request: Request) -> Response:
         """Whether this process should be left alone: 503 only if an engine cannot recover."""
@@ -55,8 +36,6 @@ def probe_routes(engines: Mapping[str, Engine], created: int) -> list[Route]:
         return Response(encode(metrics_registry), headers={"content-type": content_type})
 
     return [
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", one_model),
         Route("/health", health),
         Route("/ready", ready),
         Route("/metrics", metrics),

@@ -110,8 +110,8 @@ def _texts(said: list[bytes]) -> list[str]:
             found.append(delta)
         elif isinstance(delta, dict):
             found.append(delta.get("text", ""))
-        for choice in event.get("choices", ()):
-            found.append(choice.get("text") or choice.get("delta", {}).get("content") or "")
+        choices = event.get("choices", ())
+        found += (choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
     return found
 
 

@@ -163,17 +163,6 @@ def test_no_engine_is_an_error() -> None:
         asgi({})
 
 
-async def test_a_model_is_listed_by_its_own_address(kit: Any) -> None:
-    engine = kit.build(name="org/model")
-    async with running(app := asgi(engine)):
-        client = Client(app)
-        status, model = await client.get("/v1/models/org/model")
-        assert status == 200
-        assert (model["id"], model["object"], model["owned_by"]) == ("org/model", "model", "deepinfra")
-        status, answer = await client.get("/v1/models/other")
-        assert (status, answer["error"]["code"], answer["error"]["param"]) == (404, "model_not_found", "model")
-
-
 async def test_health_and_readiness_differ(kit: Any, engine: Engine) -> None:
     client = Client(asgi(engine))
     assert await client.get("/health") == (200, {"status": "ok", "engines": {"toy": "stopped"}})

@@ -181,7 +181,7 @@ async def idle(engine: Engine) -> None:
 
 async def test_two_hundred_sockets_that_close_at_random_leave_nothing(served: Served, client: OpenAI) -> None:
     rng = random.Random(11)
-    before = served.engine.stats()
+    before = served.engines["toy"].stats()
 
     async def one() -> None:
         body = {"model": "toy", "messages": HELLO, "max_tokens": 3000, "ignore_eos": True, "stream": rng.random() < 0.5}
@@ -199,8 +199,8 @@ async def test_two_hundred_sockets_that_close_at_random_leave_nothing(served: Se
     async with anyio.create_task_group() as group:
         for _ in range(200):
             group.start_soon(one)
-    await idle(served.engine)
-    after = served.engine.stats()
+    await idle(served.engines["toy"])
+    after = served.engines["toy"].stats()
     assert after.requests.get("cancelled", 0) > before.requests.get("cancelled", 0)
     answer = await anyio.to_thread.run_sync(
         lambda: client.chat.completions.create(model="toy", messages=HELLO, max_tokens=3)
@@ -217,4 +217,4 @@ async def test_a_client_that_does_not_read_stops_nobody_else(served: Served, cli
             lambda: client.chat.completions.create(model="toy", messages=HELLO, max_tokens=3)
         )
         assert answer.choices[0].finish_reason
-    await idle(served.engine)
+    await idle(served.engines["toy"])
