@@ -87,7 +87,8 @@ def asgi(
         cors_origins: Web origins whose pages may read answers (`https://chat.example.com`); without any, no CORS
             header is sent and browsers let no page read them.
         dialect: Whose habits chat and completions follow where OpenAI's and DeepSeek's differ; see `Dialect`.
-        max_stored: Most answers of `/v1/responses` kept for later requests, in memory; the least recently used goes.
+        max_stored: Most answers of `/v1/responses` kept for later requests, in memory; the least recently used of the
+            tenant that holds the most goes.
         max_stored_nbytes: Most bytes of them.
         stored_ttl_s: How long after its last use one is kept, in seconds.
         clock: Time for `created`, the date in prompts, limits of keys and the access log.

@@ -48,8 +48,20 @@ class _Kept:
         self.tenant, self.body, self.turn, self.last_used = tenant, body, turn, last_used
 
 
+class _Share:
+    """What one tenant holds: its responses, least recently used first, and the bytes of them and their turns."""
+
+    __slots__ = ("ids", "nbytes")
+
+    def __init__(self) -> None:
+        self.ids = OrderedDict[str, None]()
+        self.nbytes = 0
+
+
 class ResponseStore:
     """Finished responses by id, until they are deleted, too old, or the least recently used of too many.
+
+    Too many are the tenant's that holds the most: no tenant can push out what another one keeps within its share.
 
     A response of another tenant is not there, in the same words as one that never was. A deleted or evicted response
     cannot be retrieved or continued; its items stay while a later response of its chain is kept, because that one's
@@ -57,8 +69,8 @@ class ResponseStore:
 
     Args:
         clock: Time since the last use.
-        max_responses: More are evicted.
-        max_nbytes: JSON bytes of responses and their items; more are evicted. What alone is larger is not kept.
+        max_responses: Of all tenants together; more are evicted.
+        max_nbytes: JSON bytes of responses and their items, likewise. What alone is larger is not kept.
         ttl_s: Kept so long after the last use, in seconds.
     """
 
@@ -75,7 +87,7 @@ class ResponseStore:
         self._lock = Lock()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # least recently used first
         self._items: dict[tuple[str, str], list[tuple[Turn, StoredItem]]] = {}
-        self._nbytes = 0
+        self._shares: dict[str, _Share] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -86,17 +98,21 @@ class ResponseStore:
     @property
     def nbytes(self) -> int:
         """Bytes that count against `max_nbytes`."""
-        return self._nbytes
+        return sum(share.nbytes for share in tuple(self._shares.values()))
 
     def put(self, tenant: str, response_id: str, body: bytes, turn: Turn) -> None:
         """Keep a response: its JSON, and what it added to its conversation."""
         with self._lock:
             self._expire()
             self._kept[response_id] = _Kept(tenant, body, turn, self._clock.now())
-            self._nbytes += len(body)
-            self._hold(tenant, turn)
-            while len(self._kept) > self._max_responses or (self._nbytes > self._max_nbytes and self._kept):
-                self._drop(next(iter(self._kept)))
+            share = self._shares.setdefault(tenant, _Share())
+            share.ids[response_id] = None
+            share.nbytes += len(body)
+            self._hold(tenant, turn, share)
+            while len(self._kept) > self._max_responses:
+                self._drop(next(iter(max(self._shares.values(), key=lambda share: len(share.ids)).ids)))
+            while self.nbytes > self._max_nbytes:
+                self._drop(next(iter(max(self._shares.values(), key=lambda share: share.nbytes).ids)))
 
     def body(self, tenant: str, response_id: str) -> bytes:
         """A response's JSON.
@@ -146,6 +162,7 @@ class ResponseStore:
             raise NotStoredError(kind, response_id, param)
         kept.last_used = self._clock.now()
         self._kept.move_to_end(response_id)
+        self._shares[tenant].ids.move_to_end(response_id)
         return kept
 
     def _expire(self) -> None:
@@ -154,27 +171,31 @@ class ResponseStore:
         while self._kept and (first := next(iter(self._kept.items())))[1].last_used < oldest:
             self._drop(first[0])
 
-    def _hold(self, tenant: str, turn: Turn) -> None:
+    def _hold(self, tenant: str, turn: Turn, share: _Share) -> None:
         """Count a holder; a turn that nobody held until now comes back with the turns before it."""
         held: Turn | None = turn
         while held is not None:
             held.holders += 1
             if held.holders > 1:
                 return
-            self._nbytes += held.nbytes
+            share.nbytes += held.nbytes
             for item_id, item in held.items:
                 self._items.setdefault((tenant, item_id), []).append((held, item))
             held = held.before
 
     def _drop(self, response_id: str) -> None:
         kept = self._kept.pop(response_id)
-        self._nbytes -= len(kept.body)
+        share = self._shares[kept.tenant]
+        del share.ids[response_id]
+        share.nbytes -= len(kept.body)
+        if not share.ids:
+            del self._shares[kept.tenant]
         turn: Turn | None = kept.turn
         while turn is not None:
             turn.holders -= 1
             if turn.holders:
                 return
-            self._nbytes -= turn.nbytes
+            share.nbytes -= turn.nbytes
             for item_id, _ in turn.items:
                 left = [each for each in self._items.pop((kept.tenant, item_id), ()) if each[0] is not turn]
                 if left:

@@ -129,36 +129,80 @@ def test_one_id_in_two_responses_is_found_while_either_is_kept(store: ResponseSt
     missing(store.item, "ann", "msg_a", "input.0.id")
 
 
-@given(st.lists(st.tuples(st.sampled_from(["put", "chain", "read", "delete", "wait"]), st.integers(0, 9)), max_size=60))
-def test_bytes_are_those_of_what_can_be_reached(operations: list[tuple[str, int]]) -> None:
+def test_a_tenant_that_keeps_much_pushes_out_its_own(clock: ManualClock) -> None:
+    store = ResponseStore(clock, max_responses=4)
+    store.put("ann", "resp_ann", b"{}", turn("a"))
+    for number in range(20):
+        store.put("bob", f"resp_{number}", b"{}", turn(str(number)))
+    assert store.body("ann", "resp_ann")
+    assert [name for name in (f"resp_{number}" for number in range(20)) if name in store] == [
+        "resp_17",
+        "resp_18",
+        "resp_19",
+    ]
+    store.put("ann", "resp_two", b"{}", turn("b"))  # two of each: nobody is above a half
+    assert [name in store for name in ("resp_ann", "resp_two", "resp_17")] == [True, True, False]
+
+
+def test_a_tenant_that_keeps_large_things_pushes_out_its_own(clock: ManualClock) -> None:
+    store = ResponseStore(clock, max_nbytes=1000)
+    store.put("ann", "resp_ann", b"x" * 200, turn("a"))
+    for number in range(9):
+        store.put("bob", f"resp_{number}", b"x" * 300, turn(str(number)))
+        assert store.nbytes <= 1000
+    store.put("bob", "huge", b"x" * 2000, turn("huge"))
+    assert (store.nbytes, len(store)) == (300, 1)
+    assert store.body("ann", "resp_ann")
+
+
+OPERATIONS = st.tuples(
+    st.sampled_from(["put", "chain", "read", "delete", "wait"]), st.integers(0, 9), st.sampled_from(["ann", "bob"])
+)
+
+
+@given(st.lists(OPERATIONS, max_size=60))
+def test_bytes_are_those_of_what_can_be_reached(operations: list[tuple[str, int, str]]) -> None:
     clock = ManualClock()
     store, made, count = ResponseStore(clock, max_responses=6, max_nbytes=1500, ttl_s=30), dict[str, Turn](), 0
-    for what, number in operations:
+    for what, number, tenant in operations:
         try:
             match what:
                 case "put" | "chain":
-                    before = store.turn("ann", _latest(made, number)) if what == "chain" else None
+                    before = store.turn(tenant, _latest(made, number, tenant)) if what == "chain" else None
                     count += 1
-                    name = f"resp_{count % 10}_{count}"
+                    name = f"{tenant}_{count % 10}_{count}"
                     made[name] = turn(str(count), before)
-                    store.put("ann", name, b"x" * 50, made[name])
+                    other = "bob" if tenant == "ann" else "ann"
+                    missing(store.body, other, "none")  # what is too old goes
+                    others, share = _kept(store, made, other), _nbytes(store, made, other)
+                    store.put(tenant, name, b"x" * 50, made[name])
+                    if len(others) <= 3 and share <= 750:  # who holds no more than half loses nothing
+                        assert others == _kept(store, made, other)
                 case "read":
-                    store.body("ann", _latest(made, number))
+                    store.body(tenant, _latest(made, number, tenant))
                 case "delete":
-                    store.delete("ann", _latest(made, number))
+                    store.delete(tenant, _latest(made, number, tenant))
                 case "wait":
                     clock.advance(number)
         except NotStoredError:
             pass
-        kept = [name for name in made if name in store]
-        reached = {id(each): each for name in kept for each in _chain(made[name])}
-        assert store.nbytes == 50 * len(kept) + sum(each.nbytes for each in reached.values())
-        assert store.nbytes <= 1500
-        assert len(store) == len(kept) <= 6
+        both = [_kept(store, made, each) for each in ("ann", "bob")]
+        assert store.nbytes == sum(_nbytes(store, made, each) for each in ("ann", "bob")) <= 1500
+        assert len(store) == sum(map(len, both)) <= 6
 
 
-def _latest(made: dict[str, Turn], number: int) -> str:
-    return next((name for name in reversed(made) if name.startswith(f"resp_{number}_")), "resp_none")
+def _kept(store: ResponseStore, made: dict[str, Turn], tenant: str) -> list[str]:
+    return [name for name in made if name in store and name.startswith(tenant)]
+
+
+def _nbytes(store: ResponseStore, made: dict[str, Turn], tenant: str) -> int:
+    names = _kept(store, made, tenant)
+    reached = {id(each): each for name in names for each in _chain(made[name])}
+    return 50 * len(names) + sum(each.nbytes for each in reached.values())
+
+
+def _latest(made: dict[str, Turn], number: int, tenant: str) -> str:
+    return next((name for name in reversed(made) if name.startswith(f"{tenant}_{number}_")), "none")
 
 
 def _chain(turn: Turn) -> list[Turn]:
