@@ -57,6 +57,7 @@ class EngineCollector(Collector):
         pools = [(model, pool) for model, engine in stats.items() for pool in engine.pools]
         yield from _pools(pools)
         yield from _stores(pools)
+        yield from _schedulers(pools)
 
 
 def registry(engines: Mapping[str, Engine]) -> CollectorRegistry:
@@ -137,6 +138,25 @@ def _stores(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
         for event in _STORE_COUNTERS:
             events.add_metric((model, pool.name, event), getattr(pool.store, event))
     yield from (held, records, events)
+
+
+def _schedulers(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
+    labels = ("model", "pool")
+    learned = CounterMetricFamily(
+        "deepinfra_steps_learned", "Steps from which the scheduler learned how long steps take.", labels=labels
+    )
+    error = GaugeMetricFamily(
+        "deepinfra_step_prediction_error",
+        "Relative error of the latest predicted step times, as median and 95th percentile.",
+        labels=(*labels, "quantile"),
+    )
+    for model, pool in pools:
+        found = pool.scheduler
+        learned.add_metric((model, pool.name), found.learned)
+        for quantile, value in (("0.5", found.error_median), ("0.95", found.error_p95)):
+            if value is not None:
+                error.add_metric((model, pool.name, quantile), value)
+    yield from (learned, error)
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: tuple[str, ...], snapshot: HistogramSnapshot) -> None:

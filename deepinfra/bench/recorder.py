@@ -106,6 +106,11 @@ class Recorder(Executor):
         return self._inner.identity
 
     @property
+    def speed(self) -> str:
+        """The inner executor's."""
+        return self._inner.speed
+
+    @property
     def limits(self) -> ExecutorLimits:
         """The inner executor's."""
         return self._inner.limits

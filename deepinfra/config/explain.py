@@ -98,7 +98,7 @@ def _part(blueprint: Blueprint, part: Part[Component], about: str) -> Iterator[V
         default = f"default of {part.entry.name}"
         if name == "model":
             default = "from model"
-        elif name == "path" and part.entry.kind == "kvstore":
+        elif (part.entry.kind, name) in (("kvstore", "path"), ("scheduler", "timings")):
             default = "default"
         origin = _origin(blueprint, key, default)
         yield Value(".".join(key), dumped[name], origin, info.description or "")

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import platformdirs
 
-__all__ = ("kv_folder",)
+__all__ = ("kv_folder", "timings_folder")
 
 
 def kv_folder() -> Path:
     """`~/.cache/deepinfra/kv`, unless `XDG_CACHE_HOME` says otherwise; beside the models' folder."""
     return platformdirs.user_cache_path("deepinfra", appauthor=False) / "kv"
+
+
+def timings_folder() -> Path:
+    """Where schedulers keep the step times they measured, beside it."""
+    return platformdirs.user_cache_path("deepinfra", appauthor=False) / "timings"

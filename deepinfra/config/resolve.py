@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from deepinfra.config.folders import kv_folder
+from deepinfra.config.folders import kv_folder, timings_folder
 from deepinfra.config.settings import PartChoice, PoolSettings, ServerSettings
 from deepinfra.config.sources import Key, Provenance, refusal
 from deepinfra.errors import ConfigError, UnknownComponentError, UnsupportedCombination
@@ -215,6 +215,8 @@ class _Lookup:
             own.setdefault("model", self.settings.model)
         if kind == "kvstore" and "path" in entry.options.model_fields:
             own.setdefault("path", str(kv_folder()))
+        if kind == "scheduler" and "timings" in entry.options.model_fields:
+            own.setdefault("timings", str(timings_folder()))
         return Part(at, entry, checked(entry, own, at, self.provenance))
 
     def maybe(self, shelf: Mapping[str, Entry[P]], kind: Kind, choice: PartChoice, at: Key) -> Part[P] | None:

@@ -20,6 +20,7 @@ __all__ = (
     "Job",
     "MaskRows",
     "RunRow",
+    "SchedulerStats",
     "SeqFailure",
     "SeqOpen",
     "SeqOutput",
@@ -129,6 +130,21 @@ class StepReport(NamedTuple):
     rows: tuple[DoneRow, ...]
     preempted: tuple[SeqId, ...] = ()
     loaded: tuple[SeqId, ...] = ()
+
+
+class SchedulerStats(NamedTuple):
+    """A Scheduler's numbers, for whoever exports them.
+
+    Attributes:
+        learned: Steps from which it learned how long steps take.
+        error_median: Relative error of the latest predictions, each made before its step was learned from; `None`
+            before there was one.
+        error_p95: The error that 95 % of them do not exceed.
+    """
+
+    learned: int = 0
+    error_median: float | None = None
+    error_p95: float | None = None
 
 
 # -- executor -------------------------------------------------------------------------------------

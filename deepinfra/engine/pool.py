@@ -139,6 +139,7 @@ class Pool(AsyncContextManagerMixin):
         self._roster = Roster()
         self._stepper = None
         self._drafting = Drafting(self.speculator) if self.speculator is not None else None
+        self.scheduler.meet(self.executor.speed)
         self._saver = (
             Saver(self.store, self.executor.layout, self.executor.identity.model) if self.store is not None else None
         )
@@ -364,4 +365,5 @@ class Pool(AsyncContextManagerMixin):
             step_seconds=self._tally.seconds.snapshot(),
             overhead_seconds=self._tally.overhead,
             store=store,
+            scheduler=self.scheduler.stats(),
         )

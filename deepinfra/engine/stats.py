@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from deepinfra.core.kv import KVStats
+from deepinfra.core.step import SchedulerStats
 
 __all__ = ("EngineStats", "Histogram", "HistogramSnapshot", "PoolStats", "State", "StepTally")
 
@@ -90,6 +91,7 @@ class PoolStats:
     step_seconds: HistogramSnapshot
     overhead_seconds: float
     store: KVStats | None
+    scheduler: SchedulerStats = SchedulerStats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,14 @@ class Executor(Component):
         """What decides the bits it writes."""
 
     @property
+    def speed(self) -> str:
+        """What decides how long steps take, as text: step times measured under one text are kept for the same text.
+
+        Valid when `identity` is. Default: the class and the identity.
+        """
+        return " ".join((type(self).__qualname__, *filter(None, self.identity)))
+
+    @property
     @abstractmethod
     def limits(self) -> ExecutorLimits:
         """How much it takes."""

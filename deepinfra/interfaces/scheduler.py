@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from deepinfra.core.ids import SeqId
-from deepinfra.core.step import Choice, Job, StepReport, StepView
+from deepinfra.core.step import Choice, Job, SchedulerStats, StepReport, StepView
 from deepinfra.interfaces.component import Component
 
 __all__ = ("Scheduler",)
@@ -19,6 +19,13 @@ class Scheduler(Component):
     `opened`, then *running*. What a Scheduler owes: every admitted sequence is planned in bounded time, `finish`
     frees everything it holds, and running sequences keep decoding while others prefill.
     """
+
+    def meet(self, speed: str) -> None:
+        """Hear which executor it will schedule for, before `async with`; default: takes no notice.
+
+        Args:
+            speed: `Executor.speed`: what was measured with one text holds for the same text.
+        """
 
     @abstractmethod
     def add(self, job: Job) -> None:
@@ -47,3 +54,7 @@ class Scheduler(Component):
     def wake_at(self) -> float | None:
         """When to call `plan` again though nothing happened, in clock seconds; `None`: only on events."""
         return None
+
+    def stats(self) -> SchedulerStats:
+        """Numbers so far; default: none."""
+        return SchedulerStats()

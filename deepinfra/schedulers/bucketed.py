@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from math import inf
+from pathlib import Path
+from typing import Self
+
+import anyio
 
 from deepinfra.core.buckets import DEFAULT_EDGES, bucket_of
 from deepinfra.core.ids import SeqId
-from deepinfra.core.step import Choice, Job, RunRow, StepReport, StepView
+from deepinfra.core.step import Choice, Job, RunRow, SchedulerStats, StepReport, StepView
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers.overtaking import Overtakes
-from deepinfra.schedulers.predictor import StepCost, StepPredictor, StepWork
+from deepinfra.schedulers.predictor import MEMORY, StepCost, StepPredictor, StepWork, percentile
 from deepinfra.schedulers.queue import Entry, Grants, Queue, give_decode
+from deepinfra.schedulers.timings import Timings
 from deepinfra.schedulers.turns import Chunk, Lane, Turns, chunk_work
 
 __all__ = ("ALONE", "MAX_PRIORITY", "Bucketed")
@@ -29,6 +35,8 @@ ALONE = 4
 Shorter steps serve those who wait or decode; for a lone prompt they only cost: 512 tokens of SmolLM2 in bfloat16 took
 590 ms in steps of 0.25 s and 400 ms in one.
 """
+
+_SAVE_EVERY_S = 60.0
 
 
 class Bucketed(Scheduler):
@@ -50,6 +58,8 @@ class Bucketed(Scheduler):
         max_queue: Waiting sequences beyond which `add` refuses.
         max_overtakes: See above.
         aging_steps: See above.
+        timings: Folder in which measured step times are kept for the next start; `None` keeps none. A life of fewer
+            than `MEMORY` steps leaves the file as it is.
     """
 
     def __init__(
@@ -61,6 +71,7 @@ class Bucketed(Scheduler):
         max_queue: int = 4096,
         max_overtakes: int = 64,
         aging_steps: int = 256,
+        timings: str | Path | None = None,
     ) -> None:
         self.edges = tuple(edges)
         self.max_overtakes = max_overtakes
@@ -70,6 +81,56 @@ class Bucketed(Scheduler):
         self._overtakes = Overtakes(max_overtakes)
         self._work = [0.0] * (len(self.edges) + 1)
         self._step = 0
+        self._folder = timings
+        self._timings: Timings | None = None
+        self._saved = 0
+
+    # -- what is kept between lives ---------------------------------------------------------------
+
+    def meet(self, speed: str) -> None:
+        """See `Scheduler.meet`."""
+        self._timings = Timings(self._folder, speed) if self._folder is not None else None
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        timings = self._timings
+        if timings is None:
+            yield self
+            return
+        if not self.predictor.learned:
+            self.predictor.restore(await self.offload(timings.load))
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._save_now_and_then, timings)
+                try:
+                    yield self
+                finally:
+                    tasks.cancel_scope.cancel()
+                    with anyio.CancelScope(shield=True):
+                        await self._save(timings)
+        except BaseExceptionGroup as group:  # what was raised inside leaves as itself
+            if len(group.exceptions) > 1:
+                raise
+            raise group.exceptions[0] from group.exceptions[0].__cause__
+
+    async def _save_now_and_then(self, timings: Timings) -> None:
+        while True:
+            await anyio.sleep(_SAVE_EVERY_S)
+            await self._save(timings)
+
+    async def _save(self, timings: Timings) -> None:
+        """Save what was learned since the last time, if it is worth it."""
+        predictor = self.predictor
+        if predictor.cost is not None and predictor.learned - self._saved >= MEMORY:
+            self._saved = predictor.learned
+            await self.offload(timings.save, predictor.cost, tuple(predictor.samples))
+
+    def stats(self) -> SchedulerStats:
+        """See `Scheduler.stats`."""
+        errors = self.predictor.errors
+        if not errors:
+            return SchedulerStats(learned=self.predictor.learned)
+        return SchedulerStats(self.predictor.learned, percentile(errors, 0.5), percentile(errors, 0.95))
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -169,7 +230,7 @@ class Bucketed(Scheduler):
                 work = work.decode(entry.tokens, grants.of(entry.job.seq))
         base_s = cost.seconds(work)
         allowance_s = inf if budget_s is None else budget_s - base_s
-        if work.decode_tokens:
+        if work.decode_rows:
             if self._share > 0.0:
                 allowance_s = min(allowance_s, base_s / self._share - base_s)
             allowance_s = max(allowance_s, _PREFILL_FLOOR * base_s)

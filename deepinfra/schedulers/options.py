@@ -39,6 +39,12 @@ class BucketedOptions(BaseModel):
     )
     aging_steps: int = Field(256, ge=1, description="Steps of waiting that weigh as much as one point of priority.")
 
+    timings: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder in which measured step times are kept for the next start; null keeps none.",
+    )
+
     @field_validator("edges")
     @classmethod
     def _ascending(cls, edges: tuple[int, ...]) -> tuple[int, ...]:

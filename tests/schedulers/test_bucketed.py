@@ -9,7 +9,7 @@ from deepinfra.schedulers import Bucketed
 from deepinfra.schedulers.predictor import READY, StepCost, StepWork
 from deepinfra.testing.mini_pool import MiniPool
 
-COST = StepCost(step=0.010, chunk_token=0.001, decode_token=0.001)
+COST = StepCost(step=0.010, chunk_token=0.001, decode_row=0.001)
 
 
 def view(**fields: object) -> StepView:
@@ -97,7 +97,7 @@ def test_decoding_keeps_its_share_of_a_step():
     running = tuple(RunRow(seq, 1, 17, 2) for seq in range(8))
     run = scheduler.plan(view(running=running)).run
     assert [grant.seq for grant in run] == [*range(8), 99]
-    work = StepWork(decode_tokens=8)
+    work = StepWork(decode_rows=8)
     assert COST.seconds(work) / COST.seconds(work.chunk(0, run[-1].max_tokens)) == pytest.approx(0.25, rel=0.1)
 
 

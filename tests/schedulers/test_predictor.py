@@ -4,9 +4,9 @@ import statistics
 import pytest
 
 from deepinfra.core.step import DoneRow, StepReport
-from deepinfra.schedulers.predictor import READY, StepCost, StepPredictor, StepWork
+from deepinfra.schedulers.predictor import READY, RECENT, StepCost, StepPredictor, StepWork, percentile
 
-TRUTH = StepCost(step=0.012, chunk_token=9e-4, chunk_read=1.5e-8, decode_token=7e-4, decode_read=2e-7)
+TRUTH = StepCost(step=0.012, chunk_token=9e-4, chunk_read=1.5e-8, decode_row=7e-4, decode_read=2e-7, draft=5e-4)
 
 
 def rows(draw: random.Random) -> tuple[DoneRow, ...]:
@@ -14,7 +14,9 @@ def rows(draw: random.Random) -> tuple[DoneRow, ...]:
         DoneRow(i, draw.randrange(6000), draw.choice([16, 64, 256, 512]), 0, 0, False)
         for i in range(draw.choice([0, 0, 1, 2]))
     ]
-    decoding = [DoneRow(100 + i, draw.randrange(10, 4000), 1, 0, 1, False) for i in range(draw.randrange(1, 32))]
+    most = draw.choice([0, 0, 3])
+    drafts = [draw.randint(0, most) for _ in range(draw.randrange(1, 32))]
+    decoding = [DoneRow(100 + i, draw.randrange(10, 4000), 1 + k, k, 1, False) for i, k in enumerate(drafts)]
     return (*chunks, *decoding)
 
 
@@ -74,15 +76,48 @@ def test_steps_without_rows_or_time_teach_nothing():
     assert predictor.cost is None
 
 
-def test_the_error_is_small_when_predictions_are_right():
+def test_the_error_is_that_of_predictions_made_before_the_step():
     predictor, draw = StepPredictor(), random.Random(3)
     learn(predictor, draw, TRUTH, 300)
-    assert 0.0 < predictor.error < 0.15
+    assert 0.0 < percentile(predictor.errors, 0.5) < 0.10
+    assert len(predictor.errors) == RECENT
+    done = rows(draw)
+    assert predictor.cost is not None
+    predicted = predictor.cost.seconds(StepWork.of(done))
+    predictor.observe(StepReport(300, 4.0 * predicted, done))
+    assert predictor.errors[-1] == pytest.approx(0.75)
+
+
+def test_hours_of_decoding_leave_what_is_known_of_prompts():
+    predictor, draw = StepPredictor(), random.Random(4)
+    learn(predictor, draw, TRUTH, 300)
+    for step in range(5000):
+        done = (DoneRow(1, draw.randrange(200, 400), 1, 0, 1, False),)
+        predictor.observe(StepReport(step, TRUTH.seconds(StepWork.of(done)) * draw.lognormvariate(0.0, 0.05), done))
+    assert statistics.median(errors(predictor, draw, TRUTH)) <= 0.10
+
+
+def test_a_few_steps_that_took_a_hundred_times_too_long_change_little():
+    predictor, draw = StepPredictor(), random.Random(5)
+    learn(predictor, draw, TRUTH, 300)
+    for step in range(10):
+        done = rows(draw)
+        predictor.observe(StepReport(step, 100.0 * TRUTH.seconds(StepWork.of(done)), done))
+    assert statistics.median(errors(predictor, draw, TRUTH)) <= 0.10
+
+
+def test_one_that_learns_from_the_latest_steps_of_another_predicts_like_it():
+    predictor, draw = StepPredictor(), random.Random(6)
+    learn(predictor, draw, TRUTH, 300)
+    other = StepPredictor()
+    other.restore(predictor.samples)
+    assert statistics.median(errors(other, draw, TRUTH)) <= 0.10
+    assert (other.learned, other.errors) == (0, ())
 
 
 def test_work_counts_chunks_and_decoding_rows_apart():
     work = StepWork.of([DoneRow(1, 100, 10, 0, 0, True), DoneRow(2, 50, 4, 3, 2, False)])
-    assert work == StepWork(chunk_tokens=10, chunk_reads=10 * 105.0, decode_tokens=4, decode_reads=200.0)
+    assert work == StepWork(chunk_tokens=10, chunk_reads=10 * 105.0, decode_rows=1, decode_reads=50.0, drafts=3)
 
 
 @pytest.mark.parametrize("start", [0, 1000, 600_000])

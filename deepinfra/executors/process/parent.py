@@ -87,6 +87,11 @@ class ProcessExecutor(Executor):
         return self._inner.identity
 
     @property
+    def speed(self) -> str:
+        """See `Executor.speed`; as the inner executor says."""
+        return self._inner.speed
+
+    @property
     def limits(self) -> ExecutorLimits:
         """See `Executor.limits`; as the child reported them."""
         return self._limits

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -170,6 +172,12 @@ class TorchExecutor(Executor):
         return ExecutorIdentity(model=self._model.name, weights=self._weights, kv_dtype=self._dtype)
 
     @property
+    def speed(self) -> str:
+        """See `Executor.speed`: the processor and the number of threads too."""
+        threads = self._threads or f"auto of {os.cpu_count()}"
+        return f"{super().speed} threads {threads} block {self._block_size} on {_processor()}"
+
+    @property
     def limits(self) -> ExecutorLimits:
         """See `Executor.limits`."""
         if self._plan is None:
@@ -271,6 +279,16 @@ class TorchExecutor(Executor):
             checkpoint=checkpoint,
         )
         return runner.run
+
+
+def _processor() -> str:
+    """The processor's name, as the kernel tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part")))
+    return next(names, platform.machine())
 
 
 def _choose_dtype(wanted: Literal["auto", "float32", "bfloat16"]) -> tuple[Dtype, str]:

@@ -1,0 +1,90 @@
+"""Measured steps in a file, so that the next start knows from its first step how long steps take here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from deepinfra.schedulers.predictor import Sample, StepCost, StepWork
+
+__all__ = ("Timings",)
+
+_log = logging.getLogger("deepinfra.schedulers")
+
+_FORMAT = 1
+_MOST_NBYTES = 1 << 20
+_MOST, _LEAST_S = 1e15, 1e-6
+
+
+class Timings:
+    """One file of a folder: the steps measured with one executor on one machine. Both calls block.
+
+    The file is JSON; `cost` in it is for people, `steps` is what is read again. Files of other executors, other
+    weights or other numbers of threads have other names.
+
+    Args:
+        folder: Made when something is saved.
+        speed: What decides how long steps take; see `Executor.speed`.
+    """
+
+    def __init__(self, folder: str | Path, speed: str) -> None:
+        self._speed = speed
+        self.path = Path(folder).expanduser() / f"{hashlib.sha256(speed.encode()).hexdigest()[:16]}.json"
+
+    def load(self) -> Sequence[Sample]:
+        """The steps saved last; none if there is no file, or, with a warning, if it cannot be used."""
+        try:
+            with self.path.open("rb") as file:
+                return self._parse(file.read(_MOST_NBYTES + 1))
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+            _log.warning("measured step times in %s are ignored: %s", self.path, error)
+            return ()
+
+    def save(self, cost: StepCost, samples: Iterable[Sample]) -> bool:
+        """Replace the file at once; a folder that cannot be written to costs a warning. Returns whether it was done."""
+        told = {
+            "format": _FORMAT,
+            "speed": self._speed,
+            "cost": cost._asdict(),
+            "fields": [*StepWork._fields, "seconds"],
+            "steps": [[*sample.work, sample.seconds] for sample in samples],
+        }
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_text(json.dumps(told))
+                temporary.replace(self.path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("measured step times could not be saved in %s: %s", self.path, error)
+            return False
+        return True
+
+    def _parse(self, data: bytes) -> Sequence[Sample]:
+        if len(data) > _MOST_NBYTES:
+            raise ValueError(f"it is larger than {_MOST_NBYTES} bytes")
+        told = json.loads(data)
+        if told["format"] != _FORMAT:
+            raise ValueError(f"it has format {told['format']}, not {_FORMAT}")
+        if told["speed"] != self._speed:
+            raise ValueError("it is of another executor")
+        return [_sample(step) for step in told["steps"]]
+
+
+def _sample(step: Sequence[float]) -> Sample:
+    *work, seconds = step
+    if len(work) != len(StepWork._fields) or any(isinstance(value, bool) for value in step):
+        raise ValueError(f"{step!r} is no step")
+    if not all(math.isfinite(value) and 0.0 <= value <= _MOST for value in step) or seconds < _LEAST_S:
+        raise ValueError(f"{step!r} has a number that no step has")
+    chunk_tokens, chunk_reads, decode_rows, decode_reads, drafts = work
+    return Sample(StepWork(int(chunk_tokens), chunk_reads, int(decode_rows), decode_reads, int(drafts)), seconds)
