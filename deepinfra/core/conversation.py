@@ -119,6 +119,8 @@ class Conversation:
         effort: The reasoning effort asked for (`None` = the model's default, `"none"` = off).
         template_options: Extra names a chat template may read.
         now: ISO 8601 date or time for templates that print it; a recipe has no clock.
+        effort_optional: `effort` is leave to reason rather than a demand: a model that cannot reason answers without,
+            instead of refusing it. A model that can reason treats both alike.
     """
 
     messages: tuple[Message, ...]
@@ -128,3 +130,4 @@ class Conversation:
     effort: str | None = None
     template_options: Mapping[str, JsonValue] | None = None
     now: str | None = None
+    effort_optional: bool = False

@@ -380,6 +380,14 @@ it.
 - Answers carry one more object, `deepinfra`: `seed`, which reproduces the answer, and `cached_tokens` by tier.
 - `usage` also has `prompt_cache_hit_tokens` and `prompt_cache_miss_tokens`, as DeepSeek's does.
 - Reasoning is `reasoning_content`, in answers and in messages given back, as DeepSeek's is.
+
+## Differences from Anthropic
+
+- `thinking` of type `enabled` is leave to think, not a demand: a model that cannot reason answers without. An effort
+  is a demand, `output_config.effort` as well as `reasoning_effort`, and such a model refuses it by name.
+- `budget_tokens` is checked as Anthropic does and then not enforced; `max_tokens` is, and may be more than fits.
+- Answers carry `deepinfra` here too, and a request may have a `seed`.
+- `/v1/models` has OpenAI's fields and Anthropic's, and its pages.
 """
 
 

@@ -411,6 +411,14 @@ def test_a_prefix_anywhere_else_is_refused(smollm2: ChatTemplate) -> None:
         assert caught.value.param == "messages[0].prefix"
 
 
+def test_leave_to_reason_is_no_matter_to_a_model_that_cannot(smollm2: ChatTemplate) -> None:
+    asked = chat(say("user", "a"))
+    given = smollm2.render(replace(asked, effort="high", effort_optional=True))
+    assert given.ids == smollm2.render(asked).ids
+    recipe = trained("{{ messages[0].content }}{{ enable_thinking }}")
+    assert recipe.render(chat(say("user", "a"), effort="high", effort_optional=True)).text == "aTrue"
+
+
 # -- what is refused by name --------------------------------------------------------------------------------------
 
 

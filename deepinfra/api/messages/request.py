@@ -38,7 +38,7 @@ class Adaptive(Options):
 
 
 class Enabled(Options):
-    """Think first. `budget_tokens` is what Anthropic calls a target; what is enforced is `max_tokens`."""
+    """Think first, if the model can. `budget_tokens` is what Anthropic calls a target; `max_tokens` is enforced."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=MIN_BUDGET)]
@@ -192,6 +192,7 @@ class MessagesProtocol:
         turns = turns_of(fields.system or (), fields.messages)
         _check_thinking(fields, turns, interleaved="interleaved-thinking" in received.headers.get("anthropic-beta", ""))
         tools = tool_definitions(fields.tools or ())
+        said = fields.output_config is not None and fields.output_config.effort is not None
         request = GenerateRequest(
             input=Conversation(
                 messages=turns.messages,
@@ -199,6 +200,7 @@ class MessagesProtocol:
                 tool_choice=tool_choice_of(fields.tool_choice, tools),
                 constraint=fields.constraint,
                 effort=fields.effort,
+                effort_optional=not said,
                 now=received.now,
             ),
             sampling=fields.sampling,
@@ -207,7 +209,6 @@ class MessagesProtocol:
             fit=True,
             stop=tuple(fields.stop_sequences or ()),
         )
-        said = fields.output_config is not None and fields.output_config.effort is not None
         return Call(
             model=fields.model,
             stream=bool(fields.stream),

@@ -22,10 +22,10 @@ def variables(conversation: Conversation, traits: Traits) -> dict[str, Any]:
     """What the template is called with, as plain values in the order received; `bos_token` and so on not included.
 
     Raises:
-        UnsupportedFieldError: A reasoning effort that the template never reads.
+        UnsupportedFieldError: A reasoning effort that is demanded and that the template never reads.
     """
     values: dict[str, Any] = dict(_plain(conversation.template_options or {}))
-    values |= _effort(conversation.effort, traits)
+    values |= _effort(conversation, traits)
     values |= {
         "messages": [_message(message, traits) for message in conversation.messages],
         "tools": [_tool(tool, traits) for tool in conversation.tools] or None,
@@ -35,14 +35,15 @@ def variables(conversation: Conversation, traits: Traits) -> dict[str, Any]:
     return values
 
 
-def _effort(effort: str | None, traits: Traits) -> dict[str, Any]:
+def _effort(conversation: Conversation, traits: Traits) -> dict[str, Any]:
     """The reasoning effort in the words the template knows; a template without reasoning honours only `none`."""
+    effort = conversation.effort
     if effort is None:
         return {}
     switches = {name: effort != "none" for name in _SWITCHES if name in traits.names}
     if "reasoning_effort" in traits.names and (effort != "none" or not switches):
         return {**switches, "reasoning_effort": effort}
-    if not switches and effort != "none":
+    if not switches and effort != "none" and not conversation.effort_optional:
         raise UnsupportedFieldError("reasoning_effort", "is not read by this model's chat template")
     return switches
 

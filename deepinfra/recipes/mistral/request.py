@@ -69,6 +69,8 @@ def request_of(
     for name in conversation.template_options or {}:
         raise UnsupportedFieldError(f"template_options.{name}", "is not read by Mistral's prompts")
     effort = conversation.effort
+    if conversation.effort_optional and effort != "none" and not settings:
+        effort = None
     if effort is not None and not settings and (effort != "none" or thinks):
         raise UnsupportedFieldError("reasoning_effort", "is not read by this model")
     if effort is not None and effort not in ReasoningEffort.__members__:

@@ -277,7 +277,9 @@ def test_sampling_stop_and_seed_are_taken_over() -> None:
     ],
 )
 def test_thinking_and_effort_are_one_thing(fields: dict[str, Any], effort: str | None) -> None:
-    assert conversation(max_tokens=2000, **fields).effort == effort
+    made = conversation(max_tokens=2000, **fields)
+    assert made.effort == effort
+    assert made.effort_optional == (not fields.get("output_config", {}).get("effort"))
 
 
 def test_interleaved_thinking_may_have_a_budget_beyond_one_answer() -> None:

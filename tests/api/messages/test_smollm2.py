@@ -98,8 +98,11 @@ def test_an_answer_matches_the_format_that_was_asked_for(client: Anthropic) -> N
     assert set(json.loads(text(message))) == {"city", "days"}
 
 
-def test_thinking_is_refused_by_name_where_the_model_cannot(client: Anthropic) -> None:
-    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
-    with pytest.raises(anthropic.BadRequestError, match="'thinking'"):
-        client.messages.create(**asked(thinking=thinking, max_tokens=2000))
-    assert client.messages.create(**asked(thinking={"type": "adaptive"}, max_tokens=2)).usage.output_tokens == 2
+def test_leave_to_think_changes_nothing_where_the_model_cannot_and_an_effort_is_refused(client: Anthropic) -> None:
+    plain = client.messages.create(**asked(max_tokens=1025, stop_sequences=["Paris"]))
+    for thinking in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
+        given = client.messages.create(**asked(thinking=thinking, max_tokens=1025, stop_sequences=["Paris"]))
+        assert text(given) == text(plain) != ""
+        assert prompt(given) == prompt(plain)
+    with pytest.raises(anthropic.BadRequestError, match=r"'output_config\.effort'"):
+        client.messages.create(**asked(extra_body={"output_config": {"effort": "high"}}))

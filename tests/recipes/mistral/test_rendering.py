@@ -232,6 +232,13 @@ def test_what_has_no_effect_is_refused_by_name(recipe_of: Callable[[str], Mistra
         recipe_of("v1").render(Conversation(messages=asked, tools=TOOLS))
 
 
+def test_leave_to_reason_is_no_matter_to_a_version_that_knows_no_effort(recipe_of: Callable[[str], Mistral]) -> None:
+    asked = Conversation(messages=(say("user", "a"),))
+    given = Conversation(messages=asked.messages, effort="high", effort_optional=True)
+    assert recipe_of("v7").render(given).ids == recipe_of("v7").render(asked).ids
+    assert '"reasoning_effort": "high"' in recipe_of("v15").render(given).text
+
+
 def test_the_prompt_says_effort_and_schema_where_the_version_has_words_for_them(
     recipe_of: Callable[[str], Mistral],
 ) -> None:
