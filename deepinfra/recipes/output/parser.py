@@ -250,8 +250,7 @@ class GrammarParser:
             self._take_value(at)
             self._close_value()
             at = 0
-        elif self._junk(held[:at]):
-            self._break()
+        elif self._broken_by(held[:at]):
             return True
         self._follow(edge, at, len(found.group()))
         return True
@@ -274,16 +273,19 @@ class GrammarParser:
             self._at = max(self._at, limit)
         elif channel == "value":
             self._take_value(limit)
-        elif self._junk(self._held[:limit]):
-            self._break()
+        elif self._broken_by(self._held[:limit]):
             return True
         else:
             self._drop(limit, aside=True)
         return False
 
-    def _junk(self, text: str) -> bool:
-        """Whether a gap is broken: by anything but white space, outside a call."""
-        return (self._call is None or not self._call.started) and bool(text.strip())
+    def _broken_by(self, text: str) -> bool:
+        """Leave a gap that is broken: by anything but white space, outside a call."""
+        if (self._call is not None and self._call.started) or not text.strip():
+            return False
+        self._drop(len(text) - len(text.lstrip()), aside=True)
+        self._break()
+        return True
 
     def _overlap(self, text: str) -> int:
         """Length of the longest end of `text` that is a proper beginning of a marker."""

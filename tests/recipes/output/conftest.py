@@ -14,7 +14,7 @@ from deepinfra.engine.stops import StopFilter
 from deepinfra.recipes.output.families import FAMILIES
 from deepinfra.recipes.output.family import output_grammar
 from deepinfra.recipes.output.parser import GrammarParser
-from deepinfra.testing.answers import WRITERS, Bytes
+from deepinfra.testing.answers import WRITERS, Answer, Bytes, answer_of
 
 _MARKERS = re.compile(
     r"<\|[^|<>]*\|>|<｜[^｜<>]+｜>|\[[A-Z_]+\]|｜DSML｜|</?(?:tool_call|arg_key|arg_value|seed:tool_call)>"
@@ -61,6 +61,26 @@ class Reader:
     def ids(self, text: str) -> list[int]:
         """The answer's ids."""
         return self.vocabulary.encode(text)
+
+    def in_tokens(self, text: str, sizes: Sequence[int], reason: FinishReason = "stop") -> Answer:
+        """What the answer says if its bytes come in tokens of these sizes, and as the last size goes on."""
+        table: list[bytes] = []
+        ids, run = [], bytearray()
+        for token in [*self.ids(text), -1]:
+            if 0 <= token < 256:
+                run.append(token)
+                continue
+            while run:
+                size = max(sizes[min(len(table), len(sizes) - 1)], 1)
+                table.append(bytes(run[:size]))
+                ids.append(1000 + len(table) - 1)
+                del run[:size]
+            if token >= 0:
+                ids.append(token)
+        parser = GrammarParser(
+            self.grammar, self.start, lambda token: table[token - 1000] if token >= 1000 else b"", 0, TOOLS
+        )
+        return answer_of([*parser.feed(ids), *parser.finish(reason)])
 
     def parser(self, choice: int = 0, start: str = "") -> GrammarParser:
         """A parser of one answer."""

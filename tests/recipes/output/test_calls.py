@@ -136,6 +136,7 @@ TYPED = ToolDefinition(
             "o": {"type": "object"},
             "m": {"type": ["string", "null"]},
             "u": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+            "k": {"type": ["string", "number"]},
             "r": {"$ref": "#/$defs/r"},
             "e": {"enum": ["1", "2"]},
             "c": {"const": 5},
@@ -168,6 +169,8 @@ TYPED = ToolDefinition(
         ("u", "5", "5"),
         ("u", "5.5", '"5.5"'),
         ("u", "x", '"x"'),
+        ("k", "5", "5"),
+        ("k", "x", '"x"'),
         ("r", "[1]", "[1]"),
         ("e", "1", '"1"'),
         ("c", "5", "5"),
@@ -245,3 +248,35 @@ def test_a_prompt_may_end_inside_an_opened_block() -> None:
     text = f'<{D}invoke name="f">\n</{D}invoke>\n</{D}tool_calls>'
     answer = answer_of([*parser.feed(vocabulary.encode(text)), *parser.finish("stop")])
     assert (answer.text, [call.arguments for call in answer.calls]) == ("", ["{}"])
+
+
+def test_what_stands_between_parameters_and_is_none_is_dropped() -> None:
+    parameter = f'<{D}parameter name="a" string="true">x</{D}parameter>'
+    text = f'<{D}tool_calls>\n<{D}invoke name="f">\nwell, {parameter} so <{D}para {D}</{D}invoke>\n</{D}tool_calls>'
+    answer = read("dsml", text)
+    assert (answer.text, [(call.arguments, call.ended) for call in answer.calls]) == ("", [('{"a": "x"}', True)])
+
+
+def test_a_block_that_breaks_behind_a_call_goes_on_as_text() -> None:
+    call = f'<{D}invoke name="f">\n</{D}invoke>\n'
+    answer = read("dsml", f"<{D}tool_calls>\n{call}and then\n</{D}tool_calls>")
+    assert (answer.text, len(answer.calls)) == (f"and then\n</{D}tool_calls>", 1)
+    broken = f'<{D}invoke name="{"x" * 600}'
+    answer = read("dsml", f"<{D}tool_calls>\n{call} \n{broken}")
+    assert (answer.text, len(answer.calls)) == (broken, 1)
+
+
+def test_a_header_that_does_not_end_is_no_header_and_is_not_held_for_ever() -> None:
+    parser = GrammarParser(output_grammar({}, None, FAMILIES["qwen-xml"]), "text", Bytes().token_bytes)
+    text = "the tag <function=" + "is written thus " * 40
+    shown = answer_of(parser.feed(list(text.encode()))).text
+    assert text.startswith(shown)
+    assert len(shown) > 600
+
+
+def test_a_bare_call_may_follow_reasoning_but_not_text() -> None:
+    call = '{"name": "f", "parameters": {}}'
+    answer = read("llama3-json", f"<think>why</think>\n\n{call}", (TYPED,))
+    assert (answer.reasoning, answer.text, len(answer.calls)) == ("why", "", 1)
+    answer = read("llama3-json", f"Like {call}", (TYPED,))
+    assert (answer.text, answer.calls) == (f"Like {call}", [])

@@ -208,7 +208,7 @@ def test_what_a_composed_grammar_allows_parses_back_into_valid_calls(family, cas
         start = "text"
     constraint = compose(conversation, control=vocabulary.control, start=start, reasoning=pair, family=syntax)
     assert constraint is not None
-    for _ in range(3):
+    for _ in range(2):
         ids = vocabulary.walk(constraint, draw, phrases(syntax))
         check_calls(read(vocabulary, syntax, ids, start, pair), conversation)
 
@@ -401,7 +401,7 @@ def test_smollm2_is_held_to_hermes(smollm2, case) -> None:
     pair, draw = THINK if thinks else None, random.Random(case)
     constraint = compose(conversation, control=smollm2.control, start=start, reasoning=pair, family=FAMILIES["hermes"])
     assert constraint is not None
-    for _ in range(3):
+    for _ in range(2):
         ids = smollm2.walk(constraint, draw, phrases(FAMILIES["hermes"]))
         check_calls(read(smollm2, FAMILIES["hermes"], ids, start, pair), conversation)
 
@@ -412,6 +412,6 @@ def test_deepseek_is_held_to_dsml(deepseek, case) -> None:
     pair, draw = THINK if thinks else None, random.Random(case)
     constraint = compose(conversation, control=deepseek.control, start=start, reasoning=pair, family=FAMILIES["dsml"])
     assert constraint is not None
-    for _ in range(3):
+    for _ in range(2):
         ids = deepseek.walk(constraint, draw, phrases(FAMILIES["dsml"]))
         check_calls(read(deepseek, FAMILIES["dsml"], ids, start, pair), conversation)

@@ -17,7 +17,7 @@ from deepinfra.testing.answers import WRITERS, answer_of
 from deepinfra.testing.recipe import merged
 
 SHARED = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
 
@@ -92,6 +92,17 @@ def test_every_cut_gives_the_same_events_with_and_without_stop_strings(each, cal
 
 
 @SHARED
+@given(calls=calls, data=st.data())
+def test_the_same_text_in_other_tokens_says_the_same(each, calls, data) -> None:
+    noise = st.lists(st.one_of(pieces, st.sampled_from(each.markers)), max_size=4).map("".join)
+    text = data.draw(noise) + WRITERS[each.name](calls) + data.draw(noise)
+    text = text[: data.draw(st.integers(0, len(text)))] if data.draw(st.booleans()) else text
+    sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=8))
+    reason = data.draw(st.sampled_from(["stop", "length"]))
+    assert each.in_tokens(text, sizes, reason) == answer_of(each.events(each.ids(text), reason=reason))
+
+
+@SHARED
 @given(data=st.data())
 def test_noise_of_markers_gives_no_invalid_events(each, data) -> None:
     text = WRITERS[each.name]([("f", {"s": "a", "x": [1]})])
@@ -99,6 +110,25 @@ def test_noise_of_markers_gives_no_invalid_events(each, data) -> None:
     ids = each.ids("".join(data.draw(st.lists(st.sampled_from([*each.markers, *shards, "a", "\n", " "]), max_size=30))))
     reason = data.draw(st.sampled_from(["stop", "length"]))
     answer_of(each.events(ids, reason=reason))
+
+
+LAWS = {
+    law.__name__: (law, more)
+    for law, more in (
+        (test_calls_written_in_a_familys_syntax_are_parsed_back_exactly, {"calls": calls}),
+        (test_every_cut_gives_the_same_events_with_and_without_stop_strings, {"calls": calls}),
+        (test_the_same_text_in_other_tokens_says_the_same, {"calls": calls}),
+        (test_noise_of_markers_gives_no_invalid_events, {}),
+    )
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_hold_in_many_examples(each, law) -> None:
+    test, more = LAWS[law]
+    inner = test.hypothesis.inner_test  # type: ignore[attr-defined]
+    settings(SHARED, max_examples=100)(given(data=st.data(), **more)(inner))(each=each)
 
 
 def test_a_call_cut_by_length_has_its_arguments_so_far_and_no_end(each) -> None:

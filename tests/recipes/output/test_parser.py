@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deepinfra.core.events import Event, ReasoningDelta, TextDelta, TokenLogprobs
 from deepinfra.recipes.output.family import output_grammar
-from deepinfra.recipes.output.grammar import Grammar
+from deepinfra.recipes.output.grammar import Edge, Grammar, State
 from deepinfra.recipes.output.parser import GrammarParser
 from deepinfra.testing.recipe import merged
 
@@ -86,6 +86,13 @@ def test_every_cut_gives_the_same_events(words, grammar, start, data) -> None:
     whole = parse(GRAMMARS[grammar], start, ids, probs=True)
     assert parse(GRAMMARS[grammar], start, ids, cuts, probs=True) == whole
     assert parse(GRAMMARS[grammar], start, ids, list(range(len(ids))), probs=True) == whole
+
+
+def test_a_grammar_that_cannot_be_followed_is_refused() -> None:
+    with pytest.raises(ValueError, match="'<a' is the beginning of '<ab>'"):
+        Grammar({"text": State(channel="text", edges=(Edge(marker="<a", to="text"), Edge(marker="<ab>", to="text")))})
+    with pytest.raises(ValueError, match=r"'text' leads to .'nowhere'"):
+        Grammar({"text": State(channel="text", edges=(Edge(marker="<a", to="nowhere"),))})
 
 
 def test_random_bytes_decode_as_the_whole_does() -> None:
