@@ -340,7 +340,8 @@ Every unknown field, and these unless they say what happens anyway:
     return f"""# HTTP API
 
 Three protocols of OpenAI and one of Anthropic. A field that has an effect is honoured or refused with a 400 that
-names it; see [errors](errors.md). Bodies have at most `api.max_body_nbytes` bytes and 64 levels.
+names it; see [errors](errors.md). Bodies have at most `api.max_body_nbytes` bytes, 64 levels and 100,000 objects and
+arrays.
 
 {table(("path", "method"), paths)}
 

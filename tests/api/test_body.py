@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfra.api.body import MAX_DEPTH, ClientGone, parse_object, read_body
+from deepinfra.api.body import MAX_CONTAINERS, MAX_DEPTH, ClientGone, parse_object, read_body
 from deepinfra.errors import BodyTooLargeError, InvalidJsonError
 
 json_values = st.recursive(
@@ -25,6 +26,29 @@ json_values = st.recursive(
 @given(value=st.dictionaries(st.text(), json_values, max_size=5), ascii_only=st.booleans())
 def test_every_json_object_is_read_as_it_was_written(value: dict[str, Any], ascii_only: bool) -> None:
     assert parse_object(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
+
+
+@pytest.mark.parametrize("kind", [b"[]", b"{}", b'{"a":"]"}'])
+def test_too_many_objects_and_arrays_are_refused_before_they_are_read(kind: bytes) -> None:
+    def holding(count: int) -> bytes:
+        return b'{"a":[' + b",".join([kind] * (count - 2)) + b"]}"
+
+    assert parse_object(holding(MAX_CONTAINERS))
+    with pytest.raises(InvalidJsonError, match=f"more than {MAX_CONTAINERS} objects and arrays"):
+        parse_object(holding(MAX_CONTAINERS + 1))
+
+
+def test_brackets_in_text_are_no_objects_and_arrays() -> None:
+    text = '[{"\\"}]' * MAX_CONTAINERS
+    assert parse_object(json.dumps({"a": text}).encode()) == {"a": text}
+
+
+@pytest.mark.parametrize("tail", [b"", b"\\", b'"', b'"}'])
+def test_a_string_that_never_ends_costs_no_more_than_its_length(tail: bytes) -> None:
+    begun = time.perf_counter()
+    with suppress(InvalidJsonError):
+        parse_object(b'{"a":"' + b'\\"[{' * 500_000 + tail)
+    assert time.perf_counter() - begun < 5  # in quadratic time it would be hours
 
 
 @given(junk=st.binary(max_size=60))
@@ -50,7 +74,7 @@ def test_junk_is_an_object_or_a_refusal(junk: bytes) -> None:
         (rb'{"a": {"b": ["\ud83d"]}}', "surrogate"),
         (rb'{"\udc00": 1}', "surrogate"),
         (b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "nested deeper"),
-        (b'{"a":' + b"[" * 200_000, "nested deeper"),
+        (b'{"a":' + b"[" * 90_000, "nested deeper"),
     ],
     ids=lambda value: value[:20] if isinstance(value, bytes) else None,
 )
