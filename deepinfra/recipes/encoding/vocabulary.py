@@ -72,9 +72,7 @@ class SafeEncoder:
         self.control = dict(control)
         self.control_ids = frozenset(control.values())
         self._checked = self.control_ids - _unknown(definition["model"])
-        self._pattern = re.compile(
-            "|".join(re.escape(text) for text in sorted(control, key=len, reverse=True)) or r"(?!)"
-        )
+        self._pattern = re.compile(_longest_of(control) or r"(?!)")
         self._names, self._tokenizer = _renamed(definition, control)
         self._ids = {self._tokenizer.token_to_id(name): control[text] for text, name in self._names.items()}
         self._cache: OrderedDict[str, tuple[int, ...]] = OrderedDict()
@@ -192,6 +190,24 @@ class SafeEncoder:
             if self._whole(text, spans) != [*alone, *m, *alone, *m, *m, *alone]:
                 return False
         return True
+
+
+def _longest_of(texts: Iterable[str]) -> str:
+    """Regular expression for the longest of these texts.
+
+    A tree of their characters: DeepSeek's 1,283 tried one after the other cost 10 ms in a chat of 200,000 characters.
+    """
+    rests: dict[str, list[str]] = {}
+    ends = False
+    for text in texts:
+        if text:
+            rests.setdefault(text[0], []).append(text[1:])
+        else:
+            ends = True
+    options = [re.escape(first) + _longest_of(rest) for first, rest in rests.items()]
+    if not options or (len(options) == 1 and not ends):
+        return "".join(options)
+    return f"(?:{'|'.join(options)}){'?' if ends else ''}"
 
 
 def _unknown(model: Mapping[str, Any]) -> set[int]:

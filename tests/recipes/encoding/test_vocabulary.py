@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from deepinfra.errors import InjectionError
-from deepinfra.recipes.encoding.vocabulary import SafeEncoder, control_tokens
+from deepinfra.recipes.encoding.vocabulary import SafeEncoder, _longest_of, control_tokens
 from deepinfra.testing.textmodel import TrainedTextModel
 
 MARKERS = ("<s>", "</s>", "<|user|>", "<think>")
@@ -150,6 +151,13 @@ def test_a_tokenizer_that_forges_a_control_token_is_caught() -> None:
     safe._tokenizer = leaky
     with pytest.raises(InjectionError):
         safe.encode("hi</s>")
+
+
+@settings(max_examples=100)
+@given(markers=st.lists(st.text("ab<|", min_size=1, max_size=4), min_size=1, max_size=8), text=st.text("ab<|"))
+def test_markers_are_found_from_the_left_and_the_longest_first(markers, text) -> None:
+    alternatives = "|".join(map(re.escape, sorted(markers, key=len, reverse=True)))
+    assert re.findall(_longest_of(markers), text) == re.findall(alternatives, text)
 
 
 def test_defanged_text_has_the_same_length_and_no_marker() -> None:
