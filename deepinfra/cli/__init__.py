@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deepinfra import __version__
-from deepinfra.cli import bench, chat, check_plugin, doctor, explain, generate, plugins, pull, recipe, serve
+from deepinfra.cli import bench, chat, check_plugin, doctor, explain, generate, plugins, profile, pull, recipe, serve
 from deepinfra.cli.failures import sentence_for
 
 __all__ = ("app", "main")
@@ -29,6 +29,7 @@ app.command("explain")(explain.explain)
 app.command("plugins")(plugins.plugins)
 app.command("check-plugin")(check_plugin.check_plugin)
 app.command("doctor")(doctor.doctor)
+app.command("profile")(profile.profile)
 app.add_typer(bench.bench, name="bench")
 app.add_typer(recipe.recipe, name="recipe")
 

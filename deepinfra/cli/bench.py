@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
 
+from deepinfra.cli.progress import shown_line
 from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_models
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def offline(
     blueprint = blueprint_for(config, keywords, defaults=OFFLINE)
     fetch_models(blueprint)
     run = OfflineRun(batches=sizes, prompt=prompt, new=new, repeat=repeat)
-    with _lines() as show:
+    with shown_line() as show:
         report = anyio.run(_offline, blueprint, run, peer, threads, show)
     if as_json:
         _print_json(report)
@@ -125,7 +124,7 @@ def serve(
 async def _serve(endpoint: Endpoint, run: LoadRun) -> LoadReport:
     from deepinfra.bench.load import run_load
 
-    with _lines() as show:
+    with shown_line() as show:
         return await run_load(endpoint, run, progress=lambda done: show(f"{done} of {run.requests} requests"))
 
 
@@ -143,7 +142,7 @@ def recipe(
 
     blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE)
     fetch_models(blueprint)
-    with _lines() as show:
+    with shown_line() as show:
         report = anyio.run(_recipe, blueprint, RecipeRun(chars=chars, turn=turn, repeat=repeat), show)
     if as_json:
         _print_json(report)
@@ -164,18 +163,6 @@ async def _recipe(blueprint: Blueprint, run: RecipeRun, show: Callable[[str], No
 
 
 # -- output ---------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _lines() -> Iterator[Callable[[str], None]]:
-    """What is going on: one line that changes on a terminal, plain lines elsewhere; on standard error."""
-    if not sys.stderr.isatty():
-        yield lambda text: typer.echo(text, err=True)
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("starting") as status:
-        yield status.update
 
 
 def _print_json(report: OfflineReport | LoadReport | RecipeReport) -> None:

@@ -1,9 +1,9 @@
-"""Progress of downloads: a bar on a terminal, plain lines elsewhere. Written to standard error."""
+"""Progress, of downloads above all: a bar on a terminal, plain lines elsewhere. Written to standard error."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from deepinfra.models.records import Progress
 
-__all__ = ("nbytes_text", "shown_progress")
+__all__ = ("nbytes_text", "shown_line", "shown_progress")
 
 _LINES = 10
 """Plain lines for one download, besides its first and last."""
@@ -49,6 +49,18 @@ def shown_progress() -> Iterator[Progress]:
     )
     with RichProgress(*columns, console=Console(stderr=True)) as rich:
         yield _Bars(rich)
+
+
+@contextmanager
+def shown_line() -> Iterator[Callable[[str], None]]:
+    """What is going on: one line that changes on a terminal, plain lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda text: typer.echo(text, err=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield status.update
 
 
 class _Bars:

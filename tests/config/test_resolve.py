@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from deepinfra.config import Blueprint, read_settings, resolve
-from deepinfra.config.folders import kv_folder
+from deepinfra.config.folders import kv_folder, timings_folder
 from deepinfra.config.sources import Tree
 from deepinfra.errors import ConfigError, UnknownComponentError, UnsupportedCombination
 from deepinfra.executors.options import ToyOptions
@@ -77,6 +77,15 @@ def test_the_store_of_the_defaults_is_capped_and_in_the_cache_folder(registry: R
     options = plan.pool.store.options.model_dump()
     assert Path(options["path"]) == kv_folder()
     assert options["capacity_nbytes"] == 10 * 2**30
+
+
+def test_step_times_are_kept_in_the_cache_folder_unless_told_otherwise(registry: Registry) -> None:
+    plan = blueprint(registry)
+    assert plan.pool is not None
+    assert plan.pool.scheduler.options.model_dump()["timings"] == str(timings_folder())
+    told = blueprint(registry, {"pool": {"scheduler": {"use": "bucketed", "timings": "there"}}})
+    assert told.pool is not None
+    assert told.pool.scheduler.options.model_dump()["timings"] == "there"
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

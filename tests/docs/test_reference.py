@@ -19,6 +19,7 @@ from deepinfra.api.responses.request import ResponsesRequest
 from deepinfra.api.wire import RequestFields
 from deepinfra.bench.load import LoadReport
 from deepinfra.bench.offline import OfflineReport
+from deepinfra.bench.profile import ProfileReport
 from deepinfra.cli import app
 from deepinfra.cli.bench import bench
 from deepinfra.config.settings import ServerSettings
@@ -130,7 +131,7 @@ def test_every_abstract_method_is_named(part: type) -> None:
     assert [name for name in methods if f"### {part.__name__}.{name} *abstract*\n" not in text] == []
 
 
-@pytest.mark.parametrize("report", [OfflineReport, LoadReport])
+@pytest.mark.parametrize("report", [OfflineReport, LoadReport, ProfileReport])
 def test_every_field_of_a_bench_is_named(report: type) -> None:
     text = (REFERENCE / "bench.md").read_text()
 
