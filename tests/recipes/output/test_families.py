@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deepinfra.core.conversation import ToolCall, ToolDefinition
 from deepinfra.core.events import TextDelta, ToolStart
 from deepinfra.recipes.output.families import FAMILIES, family_of
 from deepinfra.recipes.output.family import output_grammar
@@ -268,3 +269,17 @@ def test_the_family_of_a_template_is_found_by_what_it_writes() -> None:
 
 def test_every_family_has_a_writer_in_the_tests() -> None:
     assert WRITERS.keys() == FAMILIES.keys()
+
+
+def test_tools_are_shown_to_a_model_whose_template_ignores_them_as_it_will_write_them(reader) -> None:
+    shown, hermes = FAMILIES["hermes"].shown, reader("hermes", False)
+    assert shown is not None
+    tool = ToolDefinition(name="wetter", description="日本 <b>", parameters={"type": "object", "b": 1, "a": 2})
+    told = shown.show_tools((tool, ToolDefinition(name="none")))
+    function = '{"name": "wetter", "description": "日本 <b>", "parameters": {"type": "object", "b": 1, "a": 2}}'
+    assert f'<tools>\n{{"type": "function", "function": {function}}}\n' in told
+    assert '{"type": "function", "function": {"name": "none"}}\n</tools>' in told
+    calls = (ToolCall(id="1", name="f", arguments='{"n": 1e5}'), ToolCall(id="2", name="none", arguments=""))
+    answer = answer_of(hermes.events(hermes.ids(shown.show_calls(calls))))
+    assert [(call.name, call.arguments) for call in answer.calls] == [("f", '{"n": 1e5}'), ("none", "{}")]
+    assert shown.show_result("f", "20 C") == "<tool_response>\n20 C\n</tool_response>"
