@@ -296,6 +296,20 @@ def test_a_reminder_is_for_templates_that_know_it() -> None:
     )
 
 
+def test_a_prompt_that_ends_with_an_opened_block_begins_the_answer_inside() -> None:
+    opens = "{{ tools | tojson if tools }}{{ messages[0].content }}{{ '</s>' + OPENER if tools }}"
+    teaches = """{{ '<tool_call>{"name" "arguments"' if false }}"""
+    for opener in ("'\\n<tool_call>\\n'", "'<tool_call>'"):
+        recipe = ChatTemplate(
+            TrainedTextModel(teaches + opens.replace("OPENER", opener), ("<s>", "</s>", "<tool_call>"))
+        )
+        prompt = recipe.render(chat(ASK))
+        assert prompt.start == "tool"
+        answer = read(recipe, prompt, recipe.tokenizer.encode('{"name": "other", "arguments": {}}\n</tool_call>'))
+        assert [call.name for call in answer.calls] == ["other"]
+        assert recipe.render(Conversation(messages=(say("user", "<tool_call>"),))).start == "text"
+
+
 # -- answers that are begun ---------------------------------------------------------------------------------------
 
 

@@ -47,18 +47,20 @@ class Answers:
     def start(self, rendered: Rendered) -> tuple[str, bool]:
         """The state in which an answer begins, and whether it may still open its reasoning.
 
-        Decided by the last marker that the template wrote behind the last other control token.
+        A block of calls is opened if the prompt ends so; else the last marker of reasoning decides that the template
+        wrote behind the last other control token.
         """
-        opening, closing = self.reasoning or ("", "")
-        markers = {opening: "reasoning", closing: "text", self.family.opener.strip(): "tool"}
-        markers.pop("", None)
+        text, trust = rendered.text.rstrip(), rendered.trust
+        opener = self.family.opener.strip()
+        if opener and text.endswith(opener) and 0 not in trust[len(text) - len(opener) : len(text)]:
+            return "tool", False
+        markers = self.reasoning or ()
         ends = (end for start, end in reversed(rendered.ranges) if rendered.text[start:end] not in markers)
         tail = next(ends, 0)
-        found = {marker: _last_trusted(rendered, marker, tail) for marker in markers}
-        last = max(found, key=lambda marker: found[marker], default="")
-        if not last or found[last] < 0:
-            return ("header" if "header" in self.family.states and not self.family.entries else "text"), True
-        return markers[last], False
+        opened, closed = (_last_trusted(rendered, marker, tail) for marker in markers) if markers else (-1, -1)
+        if max(opened, closed) >= 0:
+            return "reasoning" if opened > closed else "text", False
+        return ("header" if "header" in self.family.states and not self.family.entries else "text"), True
 
     def constraint(self, conversation: Conversation, start: str, opens: bool) -> Constraint | None:
         """What the whole answer must match; `start` and `opens` from `start`.
