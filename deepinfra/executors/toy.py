@@ -84,6 +84,7 @@ class _ToyMemory(KVMemory):
         self._block_nbytes = block_nbytes
         self._stride = FRAME_NBYTES + block_nbytes
         self._slots = slots
+        self.step: anyio.Event | None = None
 
     @property
     def num_slots(self) -> int:
@@ -93,6 +94,8 @@ class _ToyMemory(KVMemory):
         return self._slots[index * self._stride : (index + 1) * self._stride]
 
     async def drain(self, blocks: Sequence[BlockId], slots: Sequence[int]) -> None:
+        if self.step is not None:  # a step that waits for its masks comes first
+            await self.step.wait()
         for block, slot in zip(blocks, slots, strict=True):
             self.slot(slot)[FRAME_NBYTES:] = self.block(block)
         await anyio.lowlevel.checkpoint()
@@ -109,7 +112,9 @@ class _Step(StepHandle):
         self._executor, self._plan, self._checkpoints = executor, plan, checkpoints
         self._outcome: StepResult | StepFailed
         self._over = anyio.Event()
-        if not plan.masked:
+        if plan.masked:
+            executor._memory.step = self._over
+        else:
             self._run({})
 
     def masks(self, rows: MaskRows) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from deepinfra.core.ids import Epoch, SeqId
 from deepinfra.core.kv import FRAME_NBYTES
 from deepinfra.core.sampling import SamplingParams
-from deepinfra.core.step import SeqOpen, StepPlan, WorkItem
+from deepinfra.core.step import MaskRows, SeqOpen, StepPlan, WorkItem
 from deepinfra.errors import ExecutorError, StepFailed
 from deepinfra.interfaces.executor import Executor
 from deepinfra.testing.host import GREEDY, Host, Line
@@ -211,6 +212,62 @@ class ExecutorConformance:
                 assert line.output[: self.new_tokens] == truth.output[: self.new_tokens]
                 host.close(line)
                 await host.step()
+
+    async def test_masks_decide_what_may_be_sampled(self) -> None:
+        """Greedy and drawn, a row takes none but allowed tokens; rows of the same step without a mask are as ever."""
+        async with self.make() as executor:
+            if "masks" not in executor.provides:
+                return
+            prompts, everything = self.prompts(executor, 2), frozenset(range(executor.limits.vocab_size))
+            for sampling in (GREEDY, _DRAWN):
+                truth = [line.output[0] for line in await self.alone(executor, prompts, sampling)]
+                forced = min(everything - set(truth))
+                for allowed in ({forced}, everything - {truth[1]}):
+                    host = Host(executor)
+                    free, bound = (
+                        host.line(prompt, sampling=sampling, seed=i, choice=i % 2) for i, prompt in enumerate(prompts)
+                    )
+                    for line in (free, bound):
+                        while len(line.tokens) - line.done > executor.limits.grid:
+                            await host.step((line, host.work(line, executor.limits.grid)))
+                    await self._masked(host, [(free, ()), (bound, ())], {bound.seq: [allowed]})
+                    assert free.output == truth[:1]
+                    assert bound.output[0] in allowed
+                    host.close(free)
+                    host.close(bound)
+                    await host.step()
+
+    async def test_every_draft_has_a_mask_of_its_own(self) -> None:
+        """The mask behind a draft decides what follows it; a draft that its row's mask forbids is not accepted."""
+        async with self.make() as executor:
+            if not {"masks", "drafts"} <= executor.provides:
+                return
+            prompt = self.prompts(executor, 1)[0]
+            host = Host(executor)
+            line = host.line(prompt)
+            first, second = await host.generate(line, 2)
+            a, b, c = sorted(set(range(8)) - {first, second})[:3]
+            await self._masked(host, [(line, (a, b))], {line.seq: [{a}, {b}, {c}]})
+            assert line.output[2:] == [a, b, c]
+            await self._masked(host, [(line, (a, b))], {line.seq: [{a}, {c}, {a}]})
+            assert line.output[5:] == [a, c]
+
+    async def _masked(
+        self,
+        host: Host,
+        rows: Sequence[tuple[Line, Sequence[int]]],
+        allowed: Mapping[SeqId, Sequence[Collection[int]]],
+    ) -> None:
+        """Run a masked step of decoding lines with their drafts; masks come while it waits for them."""
+        work = [(line, host.work(line, host.executor.limits.grid, drafts)) for line, drafts in rows]
+        handle = host.executor.submit(host.plan(work)._replace(masked=True))
+        for _ in range(3):
+            await anyio.lowlevel.checkpoint()
+        nbytes = -(-host.executor.limits.vocab_size // 8)
+        masks = [sum(1 << token for token in tokens) for each in allowed.values() for tokens in each]
+        bits = b"".join(mask.to_bytes(nbytes, "little") for mask in masks)
+        handle.masks(MaskRows(tuple(allowed), tuple(map(len, allowed.values())), bits))
+        host.commit(work, await handle.result())
 
     async def test_any_schedule_gives_each_its_own_text(self) -> None:
         """Random chunks, drafts, preemption, closing, reopening, copies out and back: the text of each alone."""

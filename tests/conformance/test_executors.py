@@ -109,6 +109,31 @@ class SortsLogprobsWrongly(ToyExecutor):
         return output._replace(probs=tuple(probs._replace(top=probs.top[1:] + probs.top[:1]) for probs in output.probs))
 
 
+class IgnoresMasks(ToyExecutor):
+    """test_masks_decide_what_may_be_sampled"""
+
+    def _sample(self, item: WorkItem, state: _Seq) -> SeqOutput:
+        self._masks = {}
+        return super()._sample(item, state)
+
+
+class MasksEverybody(ToyExecutor):
+    """test_masks_decide_what_may_be_sampled"""
+
+    def _sample(self, item: WorkItem, state: _Seq) -> SeqOutput:
+        if self._masks:
+            self._masks = dict.fromkeys([item.seq], next(iter(self._masks.values())))
+        return super()._sample(item, state)
+
+
+class MasksByTheFirstRow(ToyExecutor):
+    """test_every_draft_has_a_mask_of_its_own"""
+
+    def _sample(self, item: WorkItem, state: _Seq) -> SeqOutput:
+        self._masks = {seq: masks[:1] * len(masks) for seq, masks in self._masks.items()}
+        return super()._sample(item, state)
+
+
 class NeverCloses(ToyExecutor):
     """test_closing_frees"""
 
@@ -310,6 +335,9 @@ MUTANTS = [
     AcceptsEveryDraft,
     AcceptsNoDraft,
     SortsLogprobsWrongly,
+    IgnoresMasks,
+    MasksEverybody,
+    MasksByTheFirstRow,
     NeverCloses,
     AppliesHalfAStep,
     TellsBlocksOnlyWhenItWorks,
