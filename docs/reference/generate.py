@@ -386,7 +386,8 @@ it.
 
 - `thinking` of type `enabled` is leave to think, not a demand: a model that cannot reason answers without. An effort
   is a demand, `output_config.effort` as well as `reasoning_effort`, and such a model refuses it by name.
-- `budget_tokens` is checked as Anthropic does and then not enforced; `max_tokens` is, and may be more than fits.
+- `budget_tokens` may be left out, is checked as Anthropic does, and is not enforced; `max_tokens` is, and may be more
+  than fits.
 - Answers carry `deepinfra` here too, and a request may have a `seed`.
 - `/v1/models` has OpenAI's fields and Anthropic's, and its pages.
 """

@@ -63,10 +63,14 @@ def _as_blocks(value: object) -> object:
 
 
 class CacheControl(Options):
-    """Anthropic's mark of a prefix that will come again; every prefix is cached here, marked or not."""
+    """Anthropic's mark of a prefix that will come again; every prefix is cached here, marked or not.
+
+    `scope` is Claude Code's: whom a cached prefix may serve. Here it is its tenant, never anybody else.
+    """
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: Annotated[str, Field(max_length=64)] | None = None
 
 
 class Block(Options):

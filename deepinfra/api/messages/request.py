@@ -41,7 +41,7 @@ class Enabled(Options):
     """Think first, if the model can. `budget_tokens` is what Anthropic calls a target; `max_tokens` is enforced."""
 
     type: Literal["enabled"]
-    budget_tokens: Annotated[int, Field(ge=MIN_BUDGET)]
+    budget_tokens: Annotated[int, Field(ge=MIN_BUDGET)] | None = None
     display: Display | None = None
 
 
@@ -243,5 +243,6 @@ def _check_thinking(fields: MessagesRequest, turns: Turns, *, interleaved: bool)
             "prefilled without",
             "messages",
         )
-    if isinstance(thinking, Enabled) and thinking.budget_tokens >= fields.max_tokens and not interleaved:
+    budget = thinking.budget_tokens if isinstance(thinking, Enabled) else None
+    if budget is not None and budget >= fields.max_tokens and not interleaved:
         raise RequestError("'max_tokens' must be greater than 'thinking.budget_tokens'", "max_tokens")

@@ -101,8 +101,12 @@ def _as_items(value: object) -> object:
 
 
 class ResponsesRequest(DrawFields):
-    """Fields of the body; see `RequestFields` for what NEUTRAL means, and `DrawFields` for those beyond OpenAI's."""
+    """Fields of the body; see `RequestFields` for IGNORED and NEUTRAL, and `DrawFields` for those beyond OpenAI's.
 
+    `client_metadata` is Codex's: who runs it where.
+    """
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"client_metadata"})
     NEUTRAL: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {
         "access_programs": (),
         "background": (False,),
