@@ -33,10 +33,9 @@ _RULES = "deepseek-1"
 
 _REASONING = (THINK, THINK_END)
 _FAMILIES: dict[Version, ToolFamily] = {
-    "v4": replace(DSML, in_reasoning=False),
-    "v4.1": replace(DSML_41, in_reasoning=False),
+    "v4": DSML,
+    "v4.1": DSML_41,
 }
-"""A block of calls drafted inside the reasoning is part of it: a call counts when the model has thought."""
 
 _FENCES = (
     "<tool_result>…</tool_result> around what a tool returned",

@@ -53,7 +53,6 @@ class ToolFamily:
         entries: The markers that open a block of calls.
         states: The states inside. `tool` is the one behind an opened block; a prompt may end there. States named
             `text` or `reasoning` replace those of the composition.
-        in_reasoning: A block inside the reasoning ends it, and its calls count.
         opener: How a block is opened where one is demanded.
         calls: Adds to a grammar what follows the opener: calls of these tools, one or (third argument) more, and the
             end of the block. `None`: the family cannot be constrained.
@@ -65,7 +64,6 @@ class ToolFamily:
     name: str
     entries: tuple[Edge, ...] = ()
     states: Mapping[str, State] = field(default_factory=dict)
-    in_reasoning: bool = False
     opener: str = ""
     calls: Callable[[Rules, Sequence[Allowed], bool], str] | None = None
     prefix: str = ""
@@ -78,7 +76,8 @@ def output_grammar(
 ) -> Grammar:
     """The grammar of an answer: text, reasoning if the model marks it, tool calls if a family is given.
 
-    White space between text and a block of calls, and between blocks, belongs to neither.
+    White space between text and a block of calls, and between blocks, belongs to neither. A block drafted inside the
+    reasoning is part of it: a call counts when the model has thought.
 
     Args:
         control: Spelling and id of the model's control tokens; a marker that is none is found by its characters.
@@ -90,8 +89,5 @@ def output_grammar(
     if family is not None:
         text = states["text"]
         states["text"] = replace(text, edges=(*text.edges, *family.entries), lstrip="\n", rstrip=_SPACE)
-        if family.in_reasoning and "reasoning" in states:
-            thought = states["reasoning"]
-            states["reasoning"] = replace(thought, edges=(*thought.edges, *family.entries), rstrip=_SPACE)
         states |= family.states
     return Grammar(states, control)

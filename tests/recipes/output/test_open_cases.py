@@ -90,7 +90,7 @@ def test_fact_14_answers_share_no_parser_and_no_decoder(reader) -> None:
     assert (answer_of(events[1]).reasoning, answer_of(events[1]).text) == ("é", "日本")
 
 
-def test_fact_15_tool_syntax_inside_reasoning_is_no_call_unless_the_family_says_so(each) -> None:
+def test_fact_15_tool_syntax_inside_reasoning_is_no_call(each) -> None:
     if each.name == "harmony":
         text = WRITERS["harmony"]([("f", {"s": "a"})])
         drafted = f"<|channel|>analysis<|message|>I could write to=functions.f {{}}<|end|><|start|>assistant{text}"
@@ -100,12 +100,9 @@ def test_fact_15_tool_syntax_inside_reasoning_is_no_call_unless_the_family_says_
         return
     call = WRITERS[each.name]([("f", {"s": "a"})])
     answer = answer_of(each.events(each.ids(f"I could{call} maybe</think>no"), start="reasoning"))
-    if each.family.in_reasoning:
-        assert (answer.reasoning, [call.name for call in answer.calls]) == ("I could", ["f"])
-    else:
-        assert answer.calls == []
-        assert answer.text == "no"
-        assert answer.reasoning.startswith("I could")
+    assert answer.calls == []
+    assert answer.text == "no"
+    assert answer.reasoning.startswith("I could")
 
 
 def test_fact_16_where_an_answer_begins_is_read_from_the_prompt() -> None:

@@ -1,7 +1,7 @@
 """DeepSeek V4's markup: `<｜DSML｜invoke name="f">`, parameters that say whether they are strings.
 
-`｜DSML｜` is one token, which is what tells a tag from text. A block inside the reasoning ends it and is executed, as
-DeepSeek's own library has it. V4.1 writes a space before each tag's name, and `calls` for `tool_calls`.
+`｜DSML｜` is one token, which is what tells a tag from text. V4.1 has a space before each tag's name, and `calls` for
+`tool_calls`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ def _family(name: str, block: str, invoke: str, parameter: str, typed: bool = Tr
     return ToolFamily(
         name=name,
         entries=(Edge(marker=f"<{block}>", to="tool"),),
-        in_reasoning=typed,
         states={
             "tool": State(channel="gap", edges=(Edge(marker=f'<{invoke} name="', to="name"), close)),
             "name": State(channel="header", edges=(Edge(marker='">', to="invoke", when=_TEXT.format("name")),)),
