@@ -68,9 +68,9 @@ def said(text: str) -> Conversation:
     return Conversation(messages=(Message(role="user", content=(TextPart(text),)),))
 
 
-async def check_random_schemas(path: Path, count: int) -> None:
+async def check_random_schemas(path: Path, count: int, depth: int = 3) -> None:
     """Half at temperature 0 and half at 1, with as many tokens as the schema's longest value may take."""
-    schemas = [random_schema(random.Random(seed)) for seed in range(count)]
+    schemas = [random_schema(random.Random(seed), depth) for seed in range(count)]
     requests = [
         GenerateRequest(
             input=said(f"Describe {', '.join(bounded.schema['properties'])} in JSON."),
@@ -90,11 +90,11 @@ async def check_random_schemas(path: Path, count: int) -> None:
 
 
 async def test_random_schemas_are_answered_validly_and_to_the_end(smollm2_path: Path) -> None:
-    await check_random_schemas(smollm2_path, 5)
+    await check_random_schemas(smollm2_path, 6, depth=1)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3000)
 async def test_200_of_200_random_schemas_are_answered_validly_and_to_the_end(smollm2_path: Path) -> None:
     await check_random_schemas(smollm2_path, 200)
 
