@@ -114,7 +114,7 @@ class Constraints:
             self._threads.release()
 
     def _built(self, constraint: Constraint) -> LLMatcher:
-        from llguidance import LLMatcher  # 20 ms and 20 MB that an engine without constraints does not need
+        from llguidance import LLMatcher  # here, because an engine without constraints does not need it
 
         source = constraint.source
         if constraint.kind == "regex":
