@@ -256,7 +256,13 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVStats:
-    """A store's own accounting; `nbytes` are bytes on disk or in RAM, dead bytes included."""
+    """A store's own accounting; `nbytes` are bytes on disk or in RAM, dead bytes included.
+
+    Attributes:
+        renewed: Records written once more because they were used near the end of their life.
+        saved_nbytes: Bytes written for records when they were first saved.
+        written_nbytes: All bytes written; more than `saved_nbytes` by what keeping them costs.
+    """
 
     records: int = 0
     nbytes: int = 0
@@ -269,3 +275,11 @@ class KVStats:
     evicted: int = 0
     expired: int = 0
     by_tier: dict[str, int] = field(default_factory=dict)
+    renewed: int = 0
+    saved_nbytes: int = 0
+    written_nbytes: int = 0
+
+    @property
+    def write_amplification(self) -> float:
+        """Bytes written per byte saved; 1.0 before anything was saved."""
+        return self.written_nbytes / self.saved_nbytes if self.saved_nbytes else 1.0

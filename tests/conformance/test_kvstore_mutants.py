@@ -137,15 +137,8 @@ class ForgetsTooMuch(MemoryStore):
 class HidesRatherThanForgets(SsdStore):
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         await self._writer.end()
-        gone = [
-            (segment, entry)
-            for segment in self._index.segments.values()
-            for entry in segment.entries()
-            if segment.owners[entry.owner].matches(which)
-        ]
-        for segment, entry in gone:
-            self._index.lose(segment, entry)
-        return Forgotten(records=len(gone), nbytes=sum(entry.nbytes for _, entry in gone))
+        gone = [self._index.forget(segment, which) for segment in self._index.segments.values()]
+        return Forgotten(records=sum(records for records, _ in gone), nbytes=sum(nbytes for _, nbytes in gone))
 
 
 class ForgetsAtRestart(MemoryStore):

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from deepinfra.core.kv import KVRecord, NamespaceFilter
 from deepinfra.kvstores.ssd.disk import Disk, read_upto, write_all
-from deepinfra.kvstores.ssd.format import Entry, Owner, dead_header, pack_footer, pack_header
+from deepinfra.kvstores.ssd.format import Owner, Traffic, dead_header, pack_footer, pack_header
 from deepinfra.kvstores.ssd.recovery import scan
+from deepinfra.kvstores.ssd.segment import HOUR_S
 
-__all__ = ("append", "forget_records", "seal", "unlink_all")
+__all__ = ("Life", "append", "forget_records", "seal", "unlink_all")
 
 ZEROS_NBYTES = 1 << 20
 
 
-def append(
-    disk: Disk, path: Path, fd: int | None, offset: int, records: Sequence[tuple[KVRecord, float, float]], sync: bool
-) -> tuple[int, bool]:
-    """Append records with their birth and expiry times; all of them or none.
+class Life(NamedTuple):
+    """A record to be written, when it was born and dies in Unix seconds, and how long a use lets it live.
+
+    `again`: it is held, and is written to live longer.
+    """
+
+    record: KVRecord
+    created: float
+    expires: float
+    life_s: float
+    again: bool = False
+
+    @property
+    def group(self) -> tuple[Traffic, int]:
+        """Class and expiry hour: what shares a segment."""
+        return self.record.retention.traffic, int(self.expires // HOUR_S)
+
+
+def append(disk: Disk, path: Path, fd: int | None, offset: int, lives: Sequence[Life], sync: bool) -> tuple[int, bool]:
+    """Append records; all of them or none.
 
     Returns:
         The open file, and whether the records are in it. Their bytes are the kernel's then: killing this process
@@ -32,8 +50,8 @@ def append(
         fd = disk.open(path, create=True, write=True)
     try:
         buffers: list[bytes | memoryview] = []
-        for record, created, expires in records:
-            buffers += (pack_header(record, created, expires), record.data)
+        for record, created, expires, life_s, _ in lives:
+            buffers += (pack_header(record, created, expires, life_s), record.data)
         write_all(disk, fd, buffers, offset)
         if sync:
             disk.sync(fd)
@@ -47,10 +65,10 @@ def append(
     return fd, True
 
 
-def seal(disk: Disk, fd: int, offset: int, entries: Sequence[Entry], owners: Sequence[Owner], sync: bool) -> None:
+def seal(disk: Disk, fd: int, offset: int, rows: bytes, owners: Sequence[Owner], sync: bool) -> None:
     """Write the footer and close the file; where that fails the next start scans the records instead."""
     try:
-        write_all(disk, fd, [pack_footer(offset, entries, owners)], offset)
+        write_all(disk, fd, [pack_footer(offset, rows, owners)], offset)
         if sync:
             disk.sync(fd)
     except OSError:
@@ -60,7 +78,7 @@ def seal(disk: Disk, fd: int, offset: int, entries: Sequence[Entry], owners: Seq
 
 
 def forget_records(
-    disk: Disk, path: Path, size: int, which: NamespaceFilter, entries: Sequence[Entry], owners: Sequence[Owner]
+    disk: Disk, path: Path, size: int, which: NamespaceFilter, rows: bytes, owners: Sequence[Owner]
 ) -> int | None:
     """Overwrite every record of certain owners in a sealed segment and give it a footer of the rest.
 
@@ -84,7 +102,7 @@ def forget_records(
                         at = write_all(disk, fd, [bytes(min(ZEROS_NBYTES, end - at))], at)
             if end != size:
                 return None
-            end = write_all(disk, fd, [pack_footer(size, entries, owners)], size)
+            end = write_all(disk, fd, [pack_footer(size, rows, owners)], size)
             disk.sync(fd)
         finally:
             disk.close(fd)

@@ -1,10 +1,11 @@
 """Bytes of a segment file: records one after another, then a footer that lists them once the segment is sealed.
 
     record   fixed header | tenant | model | token ids (u32 each) | xxh3_64 of all before | payload
-    footer   entries (one per live record) | owners | trailer with counts, offset and xxh3_128 of the footer
+    footer   rows (one per live record) | owners | trailer with counts, offset and xxh3_128 of the footer
 
 All integers are little-endian. A *dead* record (kind 0) is one that was forgotten: lengths are kept, so that a scan
-finds what follows, everything else is zeros.
+finds what follows, everything else is zeros. Rows are what the index keeps in memory, byte for byte: a footer is read
+without a loop. They name a record by the first half of its key; its header, which is checked at every load, by all.
 """
 
 from __future__ import annotations
@@ -12,21 +13,32 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, cast
 
+import numpy as np
 import xxhash
 
 from deepinfra.core.kv import KVRecord, NamespaceFilter, RecordRef
 
 __all__ = (
     "FIXED_NBYTES",
+    "KEY_NBYTES",
+    "KINDS",
+    "MOST_NBYTES",
+    "PREFIX_NBYTES",
+    "ROW",
+    "ROW_DTYPE",
     "TRAILER_NBYTES",
     "Entry",
     "Header",
     "Owner",
+    "Rows",
+    "Traffic",
     "dead_header",
     "footer_nbytes",
     "header_nbytes",
+    "index_key",
+    "kind_of",
     "pack_footer",
     "pack_header",
     "parse_name",
@@ -40,19 +52,43 @@ __all__ = (
     "writable",
 )
 
-VERSION = 1
-KEY_NBYTES = 32
-TRAFFICS = ("default", "agent", "chat")
-KINDS = ("", "block", "snapshot", "tail")
+Kind: TypeAlias = Literal["", "block", "snapshot", "tail"]
+Traffic: TypeAlias = Literal["default", "agent", "chat", "none"]
 
-_RECORD = struct.Struct("<4sBBBxHHIQ32s32s32sdd16s")
+VERSION = 2
+KEY_NBYTES, PREFIX_NBYTES = 32, 16
+TRAFFICS: tuple[Traffic, ...] = ("default", "agent", "chat")
+KINDS: tuple[Kind, ...] = ("", "block", "snapshot", "tail")
+
+_RECORD = struct.Struct("<4sBBBxHHIQ32s32s32sddd16s")
 _RECORD_MAGIC = b"DIkv"
 _SUM = struct.Struct("<Q")
-_ENTRY = struct.Struct("<32sB3xIIQQdd")
 _OWNER = struct.Struct("<32sHH")
 _TRAILER = struct.Struct("<8sIIQQ16s")
 _TRAILER_MAGIC = b"DIkvFOOT"
 _NAME = re.compile(r"(default|agent|chat)-(\d{1,12})-(\d{8,18})\.kvseg")
+
+ROW = struct.Struct("<16sQddfIII")
+"""A row as `Entry`: what a footer holds, and the index in memory."""
+
+ROW_DTYPE = np.dtype(
+    [
+        ("prefix", "<u8", 2),
+        ("offset", "<u8"),
+        ("created", "<f8"),
+        ("expires", "<f8"),
+        ("life_s", "<f4"),
+        ("nbytes", "<u4"),
+        ("header_nbytes", "<u4"),
+        ("tag", "<u4"),
+    ]
+)
+"""The same for numpy."""
+
+Rows: TypeAlias = np.ndarray[tuple[int], np.dtype[np.void]]
+
+MOST_NBYTES = (1 << 32) - 1
+"""Bytes of a payload, and of a header, at most."""
 
 FIXED_NBYTES = _RECORD.size
 SUM_NBYTES = _SUM.size
@@ -77,21 +113,38 @@ class Owner(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Where a record is in its segment, and what must be known without reading it."""
+    """Where a record is in its segment, and what must be known without reading it; the fields of a row.
 
-    id: bytes
-    owner: int
-    header_nbytes: int
+    Attributes:
+        prefix: First half of the key.
+        life_s: Seconds that a use lets it live.
+        tag: Number of its owner in the segment, and its kind; see `owner` and `kind`.
+    """
+
+    prefix: bytes
     offset: int
-    nbytes: int
     created: float
     expires: float
+    life_s: float
+    nbytes: int
+    header_nbytes: int
+    tag: int
+
+    @property
+    def owner(self) -> int:
+        """Number of its owner in the segment."""
+        return self.tag >> 2
+
+    @property
+    def kind(self) -> int:
+        """Which of `KINDS`; 0 for a dead row."""
+        return self.tag & 3
 
 
 class Header(NamedTuple):
     """A record's header as read back; `kind` is empty for a dead record."""
 
-    kind: str
+    kind: Kind
     id: bytes
     parent: bytes
     owner: Owner
@@ -99,6 +152,7 @@ class Header(NamedTuple):
     nbytes: int
     created: float
     expires: float
+    life_s: float
     payload_sum: bytes
 
 
@@ -112,8 +166,14 @@ def snapshot_id(key: bytes) -> bytes:
     return key + b"s"
 
 
-def _kind_of(id_: bytes) -> int:
-    return 1 if len(id_) == KEY_NBYTES else {b"s": 2, b"t": 3}[id_[KEY_NBYTES:]]
+def kind_of(id_: bytes) -> int:
+    """Which of `KINDS` an id names."""
+    return 1 if len(id_) <= KEY_NBYTES else 2 if id_[KEY_NBYTES:] == b"s" else 3
+
+
+def index_key(prefix: bytes, kind: int) -> int:
+    """The number by which the index finds a record: 62 bits of its key, then its kind."""
+    return int.from_bytes(prefix[:8], "little") & ~3 | kind
 
 
 def _id_of(key: bytes, kind: int) -> bytes:
@@ -123,27 +183,28 @@ def _id_of(key: bytes, kind: int) -> bytes:
 # -- names ----------------------------------------------------------------------------------------
 
 
-def segment_name(traffic: str, hour: int, serial: int) -> str:
+def segment_name(traffic: Traffic, hour: int, serial: int) -> str:
     """File name: class, the hour (since the epoch) in which its records expire, a number that only grows."""
     return f"{traffic}-{hour}-{serial:08d}.kvseg"
 
 
-def parse_name(name: str) -> tuple[str, int, int] | None:
+def parse_name(name: str) -> tuple[Traffic, int, int] | None:
     """Class, expiry hour and serial number, or `None` for a file that is not ours."""
     match = _NAME.fullmatch(name)
-    return (match[1], int(match[2]), int(match[3])) if match else None
+    return (cast("Traffic", match[1]), int(match[2]), int(match[3])) if match else None
 
 
 # -- records --------------------------------------------------------------------------------------
 
 
 def writable(record: KVRecord) -> bool:
-    """Whether a record can be written down without loss (keys of 32 bytes, names under 64 KiB, a true length)."""
+    """Whether a record can be written down without loss (keys of 32 bytes, names under 64 KiB, true length < 4 GiB)."""
     return (
         len(record.ref.key) == len(record.parent) == len(record.namespace) == KEY_NBYTES
         and len(record.tenant.encode()) < 1 << 16
         and len(record.model.encode()) < 1 << 16
-        and record.data.nbytes == record.ref.nbytes
+        and record.data.nbytes == record.ref.nbytes <= MOST_NBYTES
+        and len(record.tokens) <= MOST_NBYTES >> 3
     )
 
 
@@ -153,7 +214,7 @@ def header_nbytes(record: KVRecord) -> int:
     return FIXED_NBYTES + names + 4 * len(record.tokens) + SUM_NBYTES
 
 
-def pack_header(record: KVRecord, created: float, expires: float) -> bytes:
+def pack_header(record: KVRecord, created: float, expires: float, life_s: float) -> bytes:
     """Header of a record, the checksum of its payload included."""
     tenant, model = record.tenant.encode(), record.model.encode()
     fixed = _RECORD.pack(
@@ -170,6 +231,7 @@ def pack_header(record: KVRecord, created: float, expires: float) -> bytes:
         record.namespace,
         created,
         expires,
+        life_s,
         xxhash.xxh3_128_digest(record.data),
     )
     body = fixed + tenant + model + struct.pack(f"<{len(record.tokens)}I", *record.tokens)
@@ -180,7 +242,7 @@ def dead_header(header: bytes | bytearray | memoryview) -> bytes:
     """The header that takes the place of a forgotten record's: equal lengths, nothing else."""
     fixed = list(_RECORD.unpack_from(header))
     fixed[2] = 0
-    fixed[8:] = [bytes(KEY_NBYTES)] * 3 + [0.0, 0.0, bytes(16)]
+    fixed[8:] = [bytes(KEY_NBYTES)] * 3 + [0.0, 0.0, 0.0, bytes(16)]
     body = _RECORD.pack(*fixed) + bytes(len(header) - FIXED_NBYTES - SUM_NBYTES)
     return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
 
@@ -191,6 +253,8 @@ def unpack_fixed(data: bytes | bytearray | memoryview) -> tuple[int, int] | None
         return None
     magic, version, kind, traffic, tenant, model, tokens, nbytes = _RECORD.unpack_from(data)[:8]
     if magic != _RECORD_MAGIC or version != VERSION or kind >= len(KINDS) or traffic >= len(TRAFFICS):
+        return None
+    if nbytes > MOST_NBYTES or tokens > MOST_NBYTES >> 3:
         return None
     return FIXED_NBYTES + tenant + model + 4 * tokens + SUM_NBYTES, nbytes
 
@@ -203,35 +267,30 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Header | None:
     if _SUM.unpack_from(data, len(data) - SUM_NBYTES)[0] != xxhash.xxh3_64_intdigest(data[:-SUM_NBYTES]):
         return None
     fields = _RECORD.unpack_from(data)
-    _, _, kind, _, tenant, model, num_tokens, nbytes, key, parent, namespace, created, expires, payload_sum = fields
+    _, _, kind, _, tenant, model, num_tokens, nbytes, key, parent, namespace = fields[:11]
     body = bytes(data[FIXED_NBYTES:-SUM_NBYTES])
     if kind == 0:
-        return Header("", b"", parent, Owner(namespace, "", ""), (), nbytes, created, expires, payload_sum)
+        return Header("", b"", parent, Owner(namespace, "", ""), (), nbytes, *fields[11:])
     tokens = struct.unpack(f"<{num_tokens}I", body[tenant + model :])
     owner = Owner(namespace, body[:tenant].decode(), body[tenant : tenant + model].decode())
-    return Header(KINDS[kind], _id_of(key, kind), parent, owner, tokens, nbytes, created, expires, payload_sum)
+    return Header(KINDS[kind], _id_of(key, kind), parent, owner, tokens, nbytes, *fields[11:])
 
 
 # -- footers --------------------------------------------------------------------------------------
 
 
-def footer_nbytes(entries: int, owners: Sequence[Owner]) -> int:
+def footer_nbytes(rows: int, owners: Sequence[Owner]) -> int:
     """Bytes of a footer."""
-    return entries * _ENTRY.size + sum(owner.nbytes for owner in owners) + TRAILER_NBYTES
+    return rows * ROW.size + sum(owner.nbytes for owner in owners) + TRAILER_NBYTES
 
 
-def pack_footer(offset: int, entries: Sequence[Entry], owners: Sequence[Owner]) -> bytes:
-    """The footer of a segment whose records end at `offset`."""
-    parts = []
-    for e in entries:
-        kind = _kind_of(e.id)
-        parts.append(
-            _ENTRY.pack(e.id[:KEY_NBYTES], kind, e.owner, e.header_nbytes, e.offset, e.nbytes, e.created, e.expires)
-        )
+def pack_footer(offset: int, rows: bytes | bytearray, owners: Sequence[Owner]) -> bytes:
+    """The footer of a segment whose records end at `offset`; `rows` are those of its live records."""
+    parts = [rows]
     for owner in owners:
         tenant, model = owner.tenant.encode(), owner.model.encode()
         parts.append(_OWNER.pack(owner.namespace, len(tenant), len(model)) + tenant + model)
-    parts.append(_TRAILER.pack(_TRAILER_MAGIC, VERSION, len(owners), len(entries), offset, bytes(16))[:-16])
+    parts.append(_TRAILER.pack(_TRAILER_MAGIC, VERSION, len(owners), len(rows) // ROW.size, offset, bytes(16))[:-16])
     body = b"".join(parts)
     return body + xxhash.xxh3_128_digest(body)
 
@@ -240,28 +299,30 @@ def read_trailer(tail: bytes | bytearray, file_nbytes: int) -> int | None:
     """Offset of the footer, from the last bytes of a file; `None` if it has none."""
     if len(tail) < TRAILER_NBYTES:
         return None
-    magic, version, owners, entries, offset, _ = _TRAILER.unpack(tail[-TRAILER_NBYTES:])
-    least = entries * _ENTRY.size + owners * _OWNER.size + TRAILER_NBYTES
+    magic, version, owners, rows, offset, _ = _TRAILER.unpack(tail[-TRAILER_NBYTES:])
+    least = rows * ROW.size + owners * _OWNER.size + TRAILER_NBYTES
     if magic != _TRAILER_MAGIC or version != VERSION or offset + least > file_nbytes:
         return None
     return int(offset)
 
 
-def unpack_footer(data: bytes | bytearray) -> tuple[list[Entry], list[Owner]] | None:
-    """Entries and owners of a footer read from its offset to the end of the file; `None` if it is damaged."""
-    if xxhash.xxh3_128_digest(data[:-16]) != bytes(data[-16:]):
+def unpack_footer(data: bytearray) -> tuple[bytearray, list[Owner]] | None:
+    """Rows and owners of a footer read from its offset to the end of the file; `None` if it is damaged.
+
+    The rows are `data` itself, cut.
+    """
+    view = memoryview(data)
+    good = xxhash.xxh3_128_digest(view[:-16]) == view[-16:]
+    view.release()
+    if not good:
         return None
-    _, _, num_owners, num_entries, _, _ = _TRAILER.unpack(data[-TRAILER_NBYTES:])
-    entries = []
-    for key, kind, owner, header, offset, nbytes, created, expires in _ENTRY.iter_unpack(
-        memoryview(data)[: num_entries * _ENTRY.size]
-    ):
-        entries.append(Entry(_id_of(key, kind), owner, header, offset, nbytes, created, expires))
-    owners, at = [], num_entries * _ENTRY.size
+    _, _, num_owners, num_rows, _, _ = _TRAILER.unpack(data[-TRAILER_NBYTES:])
+    owners, at = [], num_rows * ROW.size
     for _ in range(num_owners):
         namespace, tenant, model = _OWNER.unpack_from(data, at)
         at += _OWNER.size
         names = bytes(data[at : at + tenant + model])
         owners.append(Owner(namespace, names[:tenant].decode(), names[tenant:].decode()))
         at += tenant + model
-    return entries, owners
+    del data[num_rows * ROW.size :]
+    return data, owners

@@ -11,8 +11,9 @@ from deepinfra.core.kv import RecordRef
 from deepinfra.interfaces.given import Clock, Offload
 from deepinfra.kvstores.ssd.disk import Disk
 from deepinfra.kvstores.ssd.format import record_id
+from deepinfra.kvstores.ssd.index import Index
 from deepinfra.kvstores.ssd.reading import Piece, read_pieces
-from deepinfra.kvstores.ssd.segment import Index, Segment
+from deepinfra.kvstores.ssd.segment import Segment
 
 __all__ = ("Loader",)
 
@@ -46,16 +47,19 @@ class Loader:
         others: list[tuple[int, _Flight]] = []
         count = len(pairs)
         for i, (ref, buffer) in enumerate(pairs):
-            place = self._index.find(record_id(ref), now)
+            id_ = record_id(ref)
+            place = self._index.seek(id_, now)
             if place is None or place[1].nbytes != ref.nbytes:
                 count = i
                 break
-            if (flight := self._flights.get(place[1].id)) is not None:
+            segment, entry = place
+            self._index.slide(id_, entry, now, segment.traffic, entry.life_s)
+            if (flight := self._flights.get(id_)) is not None:
                 flight.copies.append(buffer)
                 others.append((i, flight))
             else:
-                self._flights[place[1].id] = _Flight()
-                mine.append((i, place[0], Piece(place[1], buffer)))
+                self._flights[id_] = _Flight()
+                mine.append((i, segment, Piece(id_, entry, buffer)))
         try:
             count = min(count, await self._read(mine, count))
             for i, flight in others:
@@ -79,17 +83,17 @@ class Loader:
                 pieces = [piece for _, _, piece in mine[at:end]]
                 whole = await self._read_pieces(segment, pieces)
                 for piece in pieces[:whole]:
-                    flight = self._flights[piece.entry.id]
+                    flight = self._flights[piece.id]
                     flight.whole = True
                     for copy in flight.copies:
                         copy[:] = piece.buffer
                 if whole < len(pieces):
-                    self._index.lose(segment, pieces[whole].entry)
+                    self._index.lose(segment, pieces[whole].id, pieces[whole].entry)
                     return mine[at + whole][0]
                 at = end
         finally:
             for _, _, piece in mine:
-                self._flights.pop(piece.entry.id).landed.set()
+                self._flights.pop(piece.id).landed.set()
         return count
 
     async def _read_pieces(self, segment: Segment, pieces: Sequence[Piece]) -> int:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
 
+from deepinfra.core.ids import BlockKey
+from deepinfra.core.kv import KVRecord, RecordRef, Retention
 from deepinfra.kvstores.ssd.disk import BUFFERS_PER_CALL, Disk, read_upto
-from deepinfra.kvstores.ssd.format import Entry, Header, unpack_header
+from deepinfra.kvstores.ssd.format import KEY_NBYTES, Entry, Header, unpack_header
 
-__all__ = ("Piece", "read_header", "read_pieces")
+__all__ = ("Piece", "read_header", "read_pieces", "read_records")
 
 
 class Piece(NamedTuple):
-    """A record to be read, and where to."""
+    """A record to be read: its id, its row, and where to."""
 
+    id: bytes
     entry: Entry
     buffer: memoryview
 
@@ -43,7 +47,7 @@ def read_pieces(disk: Disk, path: Path, pieces: Sequence[Piece]) -> int:
     return done
 
 
-def read_header(disk: Disk, path: Path, entry: Entry) -> Header | None:
+def read_header(disk: Disk, path: Path, id_: bytes, entry: Entry) -> Header | None:
     """A record's header, or `None` if it cannot be read or is another's."""
     try:
         fd = disk.open(path)
@@ -53,12 +57,55 @@ def read_header(disk: Disk, path: Path, entry: Entry) -> Header | None:
             disk.close(fd)
     except OSError:
         return None
-    return header if header is not None and header.id == entry.id else None
+    return header if header is not None and header.id == id_ else None
+
+
+def read_records(disk: Disk, places: Sequence[tuple[Path, bytes, Entry]]) -> list[KVRecord | None]:
+    """Whole records, checked, without the retention they were saved with; `None` for one that cannot be read."""
+    found: list[KVRecord | None] = []
+    for path, of_path in groupby(places, key=lambda place: place[0]):
+        wanted = [(id_, entry) for _, id_, entry in of_path]
+        try:
+            fd = disk.open(path)
+        except OSError:
+            found += [None] * len(wanted)
+            continue
+        try:
+            found += [_read_record(disk, fd, id_, entry) for id_, entry in wanted]
+        finally:
+            disk.close(fd)
+    return found
+
+
+def _read_record(disk: Disk, fd: int, id_: bytes, entry: Entry) -> KVRecord | None:
+    try:
+        data = memoryview(read_upto(disk, fd, entry.header_nbytes + entry.nbytes, entry.offset))
+    except OSError:
+        return None
+    header, payload = unpack_header(data[: entry.header_nbytes]), data[entry.header_nbytes :]
+    if (
+        header is None
+        or not header.kind
+        or header.id != id_
+        or header.nbytes != payload.nbytes
+        or header.payload_sum != xxhash.xxh3_128_digest(payload)
+    ):
+        return None
+    return KVRecord(
+        ref=RecordRef(BlockKey(id_[:KEY_NBYTES]), header.kind, entry.nbytes),
+        parent=BlockKey(header.parent),
+        namespace=header.owner.namespace,
+        tenant=header.owner.tenant,
+        model=header.owner.model,
+        tokens=header.tokens,
+        retention=Retention(),
+        data=payload,
+    )
 
 
 def _neighbours(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
     start, end = 0, -1
-    for i, (entry, _) in enumerate(pieces):
+    for i, (_, entry, _) in enumerate(pieces):
         if i > start and (entry.offset != end or i - start >= BUFFERS_PER_CALL // 2):
             yield pieces[start:i]
             start = i
@@ -67,19 +114,19 @@ def _neighbours(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
 
 
 def _read_run(disk: Disk, fd: int, run: Sequence[Piece]) -> int:
-    headers = [bytearray(entry.header_nbytes) for entry, _ in run]
+    headers = [bytearray(entry.header_nbytes) for _, entry, _ in run]
     buffers = [part for header, piece in zip(headers, run, strict=True) for part in (memoryview(header), piece.buffer)]
     try:
         whole = _fill(disk, fd, buffers, run[0].entry.offset)
     except OSError:
         whole = 0
-    for i, ((entry, buffer), data) in enumerate(zip(run, headers, strict=True)):
+    for i, ((id_, entry, buffer), data) in enumerate(zip(run, headers, strict=True)):
         whole -= entry.header_nbytes + entry.nbytes
         header = unpack_header(data)
         if (
             whole < 0
             or header is None
-            or header.id != entry.id
+            or header.id != id_
             or header.nbytes != entry.nbytes
             or header.payload_sum != xxhash.xxh3_128_digest(buffer)
         ):

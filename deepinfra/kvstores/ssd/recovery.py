@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from deepinfra.kvstores.ssd.disk import Disk, read_upto, write_all
 from deepinfra.kvstores.ssd.format import (
     FIXED_NBYTES,
+    KINDS,
+    PREFIX_NBYTES,
+    ROW_DTYPE,
     TRAILER_NBYTES,
     Entry,
     Header,
@@ -69,13 +74,13 @@ def _read_footer(disk: Disk, fd: int, segment: Segment, file_nbytes: int, now: f
     footer = unpack_footer(read_upto(disk, fd, file_nbytes - offset, offset))
     if footer is None:
         return False
-    entries, owners = footer
+    rows, owners = footer
     segment.size = offset
     for owner in owners:
         segment.owner(owner)
-    for entry in entries:
-        if entry.expires > now:
-            segment.add(entry)
+    table = np.frombuffer(rows, ROW_DTYPE)
+    alive = table["expires"] > now
+    segment.fill(rows if alive.all() else bytearray(table[alive].tobytes()))
     return True
 
 
@@ -107,14 +112,15 @@ def _rescan(disk: Disk, fd: int, segment: Segment, file_nbytes: int, now: float)
         if header.kind:
             owner = segment.owner(header.owner)
             if header.expires > now:
-                row = Entry(header.id, owner, header_nbytes, offset, header.nbytes, header.created, header.expires)
-                segment.add(row)
+                times = header.created, header.expires, header.life_s
+                tag = owner << 2 | KINDS.index(header.kind)
+                segment.add(Entry(header.id[:PREFIX_NBYTES], offset, *times, header.nbytes, header_nbytes, tag))
 
 
 def _reseal(disk: Disk, fd: int, segment: Segment) -> int:
     """Cut what the scan did not accept and write a footer; returns the bytes on disk."""
     disk.truncate(fd, segment.size)
-    footer = pack_footer(segment.size, list(segment.entries()), segment.owners)
+    footer = pack_footer(segment.size, segment.rows, segment.owners)
     try:
         write_all(disk, fd, [footer], segment.size)
     except OSError:

@@ -1,19 +1,36 @@
-"""A segment and the index of all of them, as kept in memory: plain columns, touched by the event loop only."""
+"""A segment as kept in memory: the rows of its footer, as bytes."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import TypeAlias
 
-from deepinfra.kvstores.retention import Departed
-from deepinfra.kvstores.ssd.format import Entry, Owner, footer_nbytes, segment_name
+import numpy as np
 
-__all__ = ("HOUR_S", "Index", "Segment", "allocated")
+from deepinfra.core.kv import NamespaceFilter
+from deepinfra.kvstores.ssd.format import (
+    KEY_NBYTES,
+    ROW,
+    ROW_DTYPE,
+    Entry,
+    Owner,
+    Rows,
+    Traffic,
+    footer_nbytes,
+    segment_name,
+)
+from deepinfra.kvstores.ssd.places import Column
+
+__all__ = ("HOUR_S", "Segment", "allocated")
 
 HOUR_S = 3600.0
 
 FS_BLOCK_NBYTES = 4096
 """Files take whole blocks of this size on common file systems; the cap counts them so."""
+
+Ordinals: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+_NBYTES, _KIND, _TAG_AT = ROW.size, np.uint32(3), ROW.size - 4
 
 
 def allocated(nbytes: int) -> int:
@@ -27,17 +44,20 @@ class Segment:
     Attributes:
         hour: Expiry hour since the epoch; when it is over the file is removed unread.
         serial: Number that only grows, over all segments of a folder.
+        number: What the index calls it.
         size: Bytes of records; the footer comes behind.
         disk_nbytes: Bytes the file takes at most, its footer included, even before that is written.
         fd: Open for writing; `None` when sealed, or not yet created.
         used: When one of its records was last wanted, in the store's own ticks.
         readers: Loads under way; the file is not removed meanwhile.
-        nbytes, created, expires: Columns by ordinal.
+        live: Rows that are not dead.
+        rows: One row per record, in the order of the file; a dead one has kind 0.
     """
 
-    def __init__(self, traffic: str, hour: int, serial: int) -> None:
+    def __init__(self, traffic: Traffic, hour: int, serial: int) -> None:
         self.traffic, self.hour, self.serial = traffic, hour, serial
         self.name = segment_name(traffic, hour, serial)
+        self.number = 0
         self.size = 0
         self.disk_nbytes = 0
         self.fd: int | None = None
@@ -47,17 +67,14 @@ class Segment:
         self.unsynced_nbytes = 0
         self.synced_at = 0.0
         self.owners: list[Owner] = []
+        self.rows = bytearray()
         self._owner_ids: dict[Owner, int] = {}
-        self._ids: list[bytes] = []  # empty: the record is dead
-        self._owner = array("I")
-        self._header = array("I")
-        self._offset = array("Q")
-        self.nbytes = array("Q")
-        self.created = array("d")
-        self.expires = array("d")
+
+    def __len__(self) -> int:
+        return len(self.rows) // _NBYTES
 
     @property
-    def group(self) -> tuple[str, int]:
+    def group(self) -> tuple[Traffic, int]:
         """Class and expiry hour."""
         return self.traffic, self.hour
 
@@ -72,138 +89,59 @@ class Segment:
             self.owners.append(owner)
         return number
 
-    def reserved_nbytes(self, more_nbytes: int = 0, more_entries: int = 0, more_owners: Sequence[Owner] = ()) -> int:
+    def reserved_nbytes(self, more_nbytes: int = 0, more_rows: int = 0, more_owners: Sequence[Owner] = ()) -> int:
         """Bytes on disk once it is sealed, if so much more is appended before."""
         new = [owner for owner in dict.fromkeys(more_owners) if owner not in self._owner_ids]
-        footer = footer_nbytes(len(self._ids) + more_entries, [*self.owners, *new])
+        footer = footer_nbytes(len(self) + more_rows, [*self.owners, *new])
         return allocated(self.size + more_nbytes + footer)
 
     def add(self, entry: Entry) -> int:
         """Append a row; returns its ordinal."""
-        self._ids.append(entry.id)
-        self._owner.append(entry.owner)
-        self._header.append(entry.header_nbytes)
-        self._offset.append(entry.offset)
-        self.nbytes.append(entry.nbytes)
-        self.created.append(entry.created)
-        self.expires.append(entry.expires)
+        self.rows += ROW.pack(*entry)
         self.live += 1
-        return len(self._ids) - 1
+        return len(self) - 1
+
+    def fill(self, rows: bytearray) -> None:
+        """Take over rows, all of them live."""
+        self.rows = rows
+        self.live = len(self)
 
     def entry(self, ordinal: int) -> Entry:
         """One row."""
-        return Entry(
-            self._ids[ordinal],
-            self._owner[ordinal],
-            self._header[ordinal],
-            self._offset[ordinal],
-            self.nbytes[ordinal],
-            self.created[ordinal],
-            self.expires[ordinal],
-        )
+        return Entry._make(ROW.unpack_from(self.rows, ordinal * _NBYTES))
 
-    def entries(self) -> Iterator[Entry]:
-        """Live rows, in the order of the file."""
-        return (self.entry(i) for i, id_ in enumerate(self._ids) if id_)
+    def table(self) -> Rows:
+        """All rows, in place; nothing can be appended while this is held."""
+        return np.frombuffer(self.rows, ROW_DTYPE)
 
-    def ids(self) -> list[bytes]:
-        """Record ids by ordinal; empty for a dead row."""
-        return list(self._ids)
+    def live_rows(self) -> Rows:
+        """A copy of the live rows."""
+        table = self.table()
+        return table.compress((table["tag"] & _KIND) != 0)
+
+    def keys(self) -> Column:
+        """Of all rows, what the index finds them by."""
+        table = self.table()
+        return table["prefix"][:, 0] & ~np.uint64(3) | (table["tag"] & _KIND)
 
     def kill(self, ordinal: int) -> None:
-        """Mark a row dead; its bytes stay on disk."""
-        self._ids[ordinal] = b""
+        """Mark a live row dead; its bytes stay on disk."""
+        self.rows[ordinal * _NBYTES + _TAG_AT] &= 0xFC
         self.live -= 1
 
+    def kill_all(self, ordinals: Ordinals) -> None:
+        """Mark live rows dead."""
+        self.table()["tag"][ordinals] &= ~_KIND
+        self.live -= len(ordinals)
 
-class Index:
-    """Which segment holds what, and why the rest is not held. One entry per record id, the newest wins.
-
-    Attributes:
-        segments: By serial.
-        departed: Why records left.
-        damaged, evicted, expired: How many left for that reason.
-    """
-
-    def __init__(self) -> None:
-        self.segments: dict[int, Segment] = {}
-        self.departed = Departed()
-        self.damaged = self.evicted = self.expired = 0
-        self._places: dict[bytes, int] = {}  # id -> serial << 32 | ordinal
-        self._tick = self._serial = 0
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def seek(self, id_: bytes, now: float) -> tuple[Segment, int] | None:
-        """Segment and ordinal of a record, unless its life is over."""
-        place = self._places.get(id_)
-        if place is None:
-            return None
-        segment, ordinal = self.segments[place >> 32], place & 0xFFFFFFFF
-        if segment.expires[ordinal] <= now:
-            self._drop(id_)
-            self.departed.add(id_, "expired")
-            self.expired += 1
-            return None
-        return segment, ordinal
-
-    def find(self, id_: bytes, now: float) -> tuple[Segment, Entry] | None:
-        """Segment and whole row of a record, unless its life is over."""
-        place = self.seek(id_, now)
-        return None if place is None else (place[0], place[0].entry(place[1]))
-
-    def insert(self, segment: Segment, entry: Entry) -> None:
-        """Append a record to a segment and make it findable."""
-        self._drop(entry.id)
-        self._places[entry.id] = segment.serial << 32 | segment.add(entry)
-
-    def adopt(self, segment: Segment) -> None:
-        """Take over a segment with all its rows."""
-        self.segments[segment.serial] = segment
-        self._serial = max(self._serial, segment.serial)
-        for ordinal, id_ in enumerate(segment.ids()):
-            self._drop(id_)
-            self._places[id_] = segment.serial << 32 | ordinal
-
-    def remove(self, segment: Segment, why: str = "") -> None:
-        """Take a segment out with all its records; `why` they left is a word of `Match.missed`."""
-        for entry in segment.entries():
-            self._drop(entry.id)
-            if why:
-                self.departed.add(entry.id, why)
-                self.evicted += why == "evicted"
-                self.expired += why == "expired"
-        del self.segments[segment.serial]
-
-    def lose(self, segment: Segment, entry: Entry) -> None:
-        """A record could not be read back: it is held no longer, unless it left or moved meanwhile anyway."""
-        place = self._places.get(entry.id)
-        if place is None or self.segments[place >> 32] is not segment or segment.entry(place & 0xFFFFFFFF) != entry:
-            return
-        self._drop(entry.id)
-        self.departed.add(entry.id, "damaged")
-        self.damaged += 1
-
-    def next_serial(self) -> int:
-        """A serial number above all there ever were."""
-        self._serial += 1
-        return self._serial
-
-    def tick(self) -> int:
-        """A number larger than all before: the time of a use."""
-        self._tick += 1
-        return self._tick
-
-    def use(self, run: Sequence[Segment]) -> None:
-        """Segments of a prefix's records were wanted: the head's becomes the youngest, the tail's the oldest."""
-        last = None
-        for segment in reversed(run):
-            if segment is not last:
-                segment.used = self.tick()
-                last = segment
-
-    def _drop(self, id_: bytes) -> None:
-        place = self._places.pop(id_, None)
-        if place is not None:
-            self.segments[place >> 32].kill(place & 0xFFFFFFFF)
+    def forget(self, which: NamespaceFilter) -> tuple[Ordinals, int]:
+        """Mark the rows of certain owners dead and their owners unknown; returns the rows, and bytes of payload."""
+        gone = [number for number, owner in enumerate(self.owners) if owner.matches(which)]
+        table = self.table()
+        ordinals = np.flatnonzero(np.isin(table["tag"] >> 2, gone) & (table["tag"] & _KIND != 0))
+        nbytes = int(table["nbytes"][ordinals].sum(dtype=np.uint64))
+        self.kill_all(ordinals)
+        for number in gone:
+            del self._owner_ids[self.owners[number]]
+            self.owners[number] = Owner(bytes(KEY_NBYTES), "", "")
+        return ordinals, nbytes

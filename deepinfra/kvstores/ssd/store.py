@@ -25,13 +25,15 @@ from deepinfra.core.kv import (
 from deepinfra.errors import ConfigError, ResourceError
 from deepinfra.interfaces.kvstore import KVStore
 from deepinfra.kvstores.retention import Lifetimes
+from deepinfra.kvstores.ssd.appending import Life
 from deepinfra.kvstores.ssd.disk import Disk
 from deepinfra.kvstores.ssd.format import record_id, snapshot_id
+from deepinfra.kvstores.ssd.index import Index
 from deepinfra.kvstores.ssd.loader import Loader
 from deepinfra.kvstores.ssd.reading import read_header
 from deepinfra.kvstores.ssd.recovery import recover
-from deepinfra.kvstores.ssd.segment import Index, Segment
-from deepinfra.kvstores.ssd.writer import FsyncPolicy, Life, Limits, Writer
+from deepinfra.kvstores.ssd.segment import Segment
+from deepinfra.kvstores.ssd.writer import FsyncPolicy, Limits, Writer
 
 __all__ = ("SsdStore",)
 
@@ -51,8 +53,9 @@ class SsdStore(KVStore):
     Saved records are the kernel's when `save` returns, so kill -9 loses none of them; a power cut loses what was not
     synced. Every load checks header and payload; whatever is wrong with a record or the disk is a miss. One process
     at a time may use a folder. When the cap or the free-space floor asks for room, the least recently used file goes
-    as a whole; of files used together, the one with the tail of the prefix goes first. A life does not slide: it ends
-    at the time fixed when the record was saved. Files of an hour that is over go with the next `save`.
+    as a whole; of files used together, the one with the tail of the prefix goes first. A life slides: a record that is
+    loaded, touched or saved again in the last quarter of its life is appended once more, with a new life, by the next
+    `touch` or `save`. Files of an hour that is over go with the next `save`.
 
     Args:
         path: Folder, made if missing, `~` expanded; only `*.kvseg` and `lock` in it are touched.
@@ -126,7 +129,7 @@ class SsdStore(KVStore):
             raise ResourceError(f"the KV folder {self.path} cannot be used: {error.strerror or error}") from error
         for segment in found:
             segment.used = self._index.tick()
-            self._index.adopt(segment)
+        await self.offload(self._index.adopt, found)
         await self._writer.begin()
         self._entered = True
         return lock
@@ -143,14 +146,14 @@ class SsdStore(KVStore):
                 await checkpoint()
             place = self._index.seek(key, now)
             if place is None:
-                missed = self._index.departed.why(key)
+                missed = self._index.why(key)
                 break
-            segment, ordinal = place
+            segment, entry = place
             if not run or run[-1] is not segment:
                 run.append(segment)
-            refs.append(RecordRef(key, "block", segment.nbytes[ordinal]))
-            oldest = min(oldest, segment.created[ordinal])
-            if self._index.seek(snapshot_id(key), now) is not None:
+            refs.append(RecordRef(key, "block", entry.nbytes))
+            oldest = min(oldest, entry.created)
+            if self._index.snapshots and self._index.seek(snapshot_id(key), now) is not None:
                 snapshots.append(i)
         self._index.use(run)
         self._hits += len(refs)
@@ -173,26 +176,31 @@ class SsdStore(KVStore):
                 end += 1
             done += await self._loader.load(pairs[done:end])
             if done < end:
-                return Loaded(count=done, stopped=self._index.departed.why(record_id(refs[done])))
+                return Loaded(count=done, stopped=self._index.why(record_id(refs[done])))
         return Loaded(count=done)
 
     async def save(self, records: Sequence[KVRecord]) -> None:
         """See `KVStore.save`. A cancelled call leaves after the batch of 8 MiB that is being written."""
         now = self.clock.wall()
-        lives = [Life(record, now, now + self._lifetimes.of(record.retention)) for record in records]
+        timed = [(record, self._lifetimes.of(record.retention)) for record in records]
+        lives = [Life(record, now, now + life_s, life_s) for record, life_s in timed if life_s > 0]
         if self._entered:
-            await self._writer.save([life for life in lives if life.expires > now])
+            await self._writer.save(lives)
 
     async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
-        """See `KVStore.touch`; guards files from eviction, does not lengthen lives."""
-        now = self.clock.wall()
+        """See `KVStore.touch`. Records in the last quarter of such a life are written again before this returns."""
+        now, life_s = self.clock.wall(), self._lifetimes.of(retention)
         run = []
         for i, key in enumerate(keys):
             if i % KEYS_PER_TURN == 0:
                 await checkpoint()
-            if (place := self._index.seek(key, now)) is not None:
-                run.append(place[0])
+            for id_ in (key, snapshot_id(key)) if self._index.snapshots else (key,):
+                if (place := self._index.seek(id_, now)) is not None:
+                    run.append(place[0])
+                    self._index.slide(id_, place[1], now, retention.traffic, life_s)
         self._index.use(run)
+        if self._entered:
+            await self._writer.renew()
 
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         """See `KVStore.forget`. The records' bytes are overwritten or unlinked when this returns."""
@@ -213,14 +221,17 @@ class SsdStore(KVStore):
             evicted=index.evicted,
             expired=index.expired,
             by_tier={"ssd": nbytes},
+            renewed=writer.renewed,
+            saved_nbytes=writer.saved_nbytes,
+            written_nbytes=writer.written_nbytes,
         )
 
     async def tokens(self, key: BlockKey) -> tuple[int, ...] | None:
         """Token ids of a block that is held, so that a miss behind it can be explained in text; `None`: not held."""
-        place = self._index.find(key, self.clock.wall())
+        place = self._index.seek(key, self.clock.wall())
         if place is None:
             return None
-        header = await self.offload(read_header, self.disk, self.path / place[0].name, place[1])
+        header = await self.offload(read_header, self.disk, self.path / place[0].name, key, place[1])
         return None if header is None else header.tokens
 
 

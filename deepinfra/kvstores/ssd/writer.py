@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from anyio import CancelScope, Lock
 from anyio.lowlevel import checkpoint
 
-from deepinfra.core.kv import Forgotten, KVRecord, NamespaceFilter
+from deepinfra.core.kv import Forgotten, KVRecord, NamespaceFilter, Retention
 from deepinfra.interfaces.given import Clock, Offload
-from deepinfra.kvstores.ssd.appending import append, forget_records, seal, unlink_all
+from deepinfra.kvstores.ssd.appending import Life, append, forget_records, seal, unlink_all
 from deepinfra.kvstores.ssd.disk import Disk
-from deepinfra.kvstores.ssd.format import Entry, Owner, header_nbytes, record_id, writable
-from deepinfra.kvstores.ssd.segment import HOUR_S, Index, Segment, allocated
+from deepinfra.kvstores.ssd.format import (
+    KINDS,
+    PREFIX_NBYTES,
+    ROW,
+    Entry,
+    Owner,
+    Traffic,
+    footer_nbytes,
+    header_nbytes,
+    record_id,
+    writable,
+)
+from deepinfra.kvstores.ssd.index import Index, Slide
+from deepinfra.kvstores.ssd.reading import read_records
+from deepinfra.kvstores.ssd.segment import Segment, allocated
 
-__all__ = ("FsyncPolicy", "Life", "Limits", "Writer")
+__all__ = ("FsyncPolicy", "Limits", "Writer")
 
 FsyncPolicy: TypeAlias = Literal["none", "interval", "always"]
 
@@ -33,19 +47,6 @@ SYNC_NBYTES, SYNC_S = 16 << 20, 5.0
 """Policy `interval`: the append that finds this much, or this long, unsynced in its segment syncs it."""
 
 
-class Life(NamedTuple):
-    """A record to be saved, and when it was born and dies in Unix seconds."""
-
-    record: KVRecord
-    created: float
-    expires: float
-
-    @property
-    def group(self) -> tuple[str, int]:
-        """Class and expiry hour: what shares a segment."""
-        return self.record.retention.traffic, int(self.expires // HOUR_S)
-
-
 class Limits(NamedTuple):
     """What the writer keeps to; see `SsdStore`."""
 
@@ -59,7 +60,8 @@ class Writer:
     """Owns the files of a folder: appends, seals, evicts, expires, forgets.
 
     Attributes:
-        saved, dropped: Records written, and records that could not be.
+        saved, dropped, renewed: Records written, that could not be, and that were written again to live longer.
+        saved_nbytes, written_nbytes: Bytes of the first, and all bytes appended: footers and the last included.
     """
 
     def __init__(self, index: Index, disk: Disk, folder: Path, clock: Clock, offload: Offload, limits: Limits) -> None:
@@ -68,9 +70,10 @@ class Writer:
         self._clock, self._offload = clock, offload
         self._limits = limits
         self._lock = Lock()
-        self._open: dict[tuple[str, int], Segment] = {}  # the one written last at the end
+        self._open: dict[tuple[Traffic, int], Segment] = {}  # the one written last at the end
         self._doomed: list[Segment] = []  # out of the index, still on disk
-        self.saved = self.dropped = 0
+        self.saved = self.dropped = self.renewed = 0
+        self.saved_nbytes = self.written_nbytes = 0
 
     @property
     def disk_nbytes(self) -> int:
@@ -99,6 +102,17 @@ class Writer:
                 await checkpoint()
                 with CancelScope(shield=True):
                     lives = lives[await self._save_batch(lives) :]
+        await self.renew()
+
+    async def renew(self) -> None:
+        """Write again what was used in the last quarter of its life; a cancelled call leaves between batches."""
+        if not self._index.due:
+            return
+        async with self._lock:
+            while self._index.due:
+                await checkpoint()
+                with CancelScope(shield=True):
+                    await self._renew_batch()
 
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         """Remove every record of certain owners from index and disk."""
@@ -107,10 +121,8 @@ class Writer:
             with CancelScope(shield=True):
                 for segment in list(self._index.segments.values()):
                     if any(owner.matches(which) for owner in segment.owners):
-                        gone = [e for e in segment.entries() if segment.owners[e.owner].matches(which)]
-                        records += len(gone)
-                        nbytes += sum(entry.nbytes for entry in gone)
-                        await self._forget_in(segment, which)
+                        gone = await self._forget_in(segment, which)
+                        records, nbytes = records + gone.records, nbytes + gone.nbytes
                 await self._unlink_doomed()
         return Forgotten(records=records, nbytes=nbytes)
 
@@ -128,8 +140,10 @@ class Writer:
             if life.group != group or nbytes >= BATCH_NBYTES:
                 break
             id_ = record_id(life.record.ref)
-            if (place := self._index.seek(id_, now)) is not None:
+            place = self._index.seek(id_, now)
+            if place is not None and not (life.again and place[1].expires < life.expires):
                 held.append(place[0])
+                self._index.slide(id_, place[1], now, group[0], life.life_s)
             elif not writable(life.record):
                 self.dropped += 1
             elif id_ not in batch:
@@ -159,19 +173,49 @@ class Writer:
             if not kept and segment.fd is not None:
                 segment.disk_nbytes = before  # it was cut back
         if not kept:
-            self.dropped += len(batch)
+            self.dropped += sum(not life.again for life in batch.values())
             if not segment.size:
                 await self._doom(segment)
             return
         offset = segment.size
         for (id_, life), owner in zip(batch.items(), owners, strict=True):
-            head = header_nbytes(life.record)
-            row = Entry(id_, segment.owner(owner), head, offset, life.record.ref.nbytes, life.created, life.expires)
-            self._index.insert(segment, row)
-            offset += head + life.record.ref.nbytes
-            self._age(segment, life)
+            head, payload = header_nbytes(life.record), life.record.ref.nbytes
+            tag = segment.owner(owner) << 2 | KINDS.index(life.record.ref.kind)
+            times = life.created, life.expires, life.life_s
+            self._index.insert(segment, id_, Entry(id_[:PREFIX_NBYTES], offset, *times, payload, head, tag))
+            offset += head + payload
+            self._age(segment, life.record)
+            self.renewed += life.again
+            self.saved += not life.again
+            self.saved_nbytes += 0 if life.again else head + payload
         segment.size = offset
-        self.saved += len(batch)
+        self.written_nbytes += nbytes
+
+    async def _renew_batch(self) -> None:
+        now = self._clock.wall()
+        wanted: list[tuple[Segment, bytes, Entry, Slide]] = []
+        nbytes = 0
+        while self._index.due and len(wanted) < BATCH_RECORDS and nbytes < BATCH_NBYTES:
+            id_ = next(iter(self._index.due))
+            slide = self._index.due.pop(id_)
+            if (place := self._index.seek(id_, now)) is not None and place[1].expires < slide.expires:
+                wanted.append((place[0], id_, place[1], slide))
+                nbytes += place[1].nbytes
+        if not wanted:
+            return
+        places = [(self._folder / segment.name, id_, entry) for segment, id_, entry, _ in wanted]
+        lives: list[Life] = []
+        for (segment, id_, entry, slide), record in zip(
+            wanted, await self._offload(read_records, self._disk, places), strict=True
+        ):
+            if record is None:
+                self._index.lose(segment, id_, entry)
+            else:
+                record = replace(record, retention=Retention(traffic=slide.traffic))
+                lives.append(Life(record, entry.created, slide.expires, slide.life_s, again=True))
+        lives.sort(key=lambda life: life.group)
+        while lives:
+            lives = lives[await self._save_batch(lives) :]
 
     async def _write(self, segment: Segment, batch: dict[bytes, Life], nbytes: int) -> bool:
         """Append to the file; false if nothing was kept, and then `fd` is `None` if the file can take no more."""
@@ -191,13 +235,13 @@ class Writer:
             self._open[segment.group] = self._open.pop(segment.group)
         return kept
 
-    def _age(self, segment: Segment, life: Life) -> None:
+    def _age(self, segment: Segment, record: KVRecord) -> None:
         """A record makes its segment no younger than its parent's, so that a tail's segment goes before its head's.
 
         One without a parent to be reached through leaves the segment as old as it is.
         """
-        record = life.record
-        parent = self._index.seek(record.ref.key if record.ref.kind == "snapshot" else record.parent, life.created)
+        above = record.ref.key if record.ref.kind == "snapshot" else record.parent
+        parent = self._index.seek(above, self._clock.wall())
         if parent is not None:
             segment.used = max(segment.used, parent[0].used)
         elif record.parent == record.namespace or record.ref.kind == "tail":
@@ -205,23 +249,29 @@ class Writer:
 
     # -- files ------------------------------------------------------------------------------------
 
-    async def _create(self, group: tuple[str, int]) -> Segment:
+    async def _create(self, group: tuple[Traffic, int]) -> Segment:
         if len(self._open) >= OPEN_SEGMENTS:
             await self._seal(next(iter(self._open.values())))
         segment = Segment(*group, self._index.next_serial())
         segment.synced_at = self._clock.now()
-        self._index.segments[segment.serial] = self._open[group] = segment
+        self._index.begin(segment)
+        self._open[group] = segment
         return segment
 
     async def _seal(self, segment: Segment) -> None:
         del self._open[segment.group]
         fd, segment.fd = segment.fd, None
         sync = self._limits.fsync != "none"
-        await self._offload(seal, self._disk, fd, segment.size, list(segment.entries()), segment.owners, sync)
+        rows = segment.live_rows().tobytes()
+        segment.rows = bytearray(segment.rows)  # without the room that it grew into
+        self.written_nbytes += footer_nbytes(len(rows) // ROW.size, segment.owners)
+        await self._offload(seal, self._disk, fd, segment.size, rows, segment.owners, sync)
 
     async def _doom(self, segment: Segment, why: str = "") -> None:
         """Take a segment out of the index; its file goes as soon as nobody reads it."""
         self._index.remove(segment, why)
+        while self._index.purge():
+            await checkpoint()
         if self._open.get(segment.group) is segment:
             del self._open[segment.group]
         self._doomed.append(segment)
@@ -269,24 +319,17 @@ class Writer:
         await self._unlink_doomed()
         return self.disk_nbytes + nbytes <= self._limits.capacity_nbytes
 
-    async def _forget_in(self, segment: Segment, which: NamespaceFilter) -> None:
+    async def _forget_in(self, segment: Segment, which: NamespaceFilter) -> Forgotten:
         if self._open.get(segment.group) is segment:
             await self._seal(segment)
-        rest = Segment(segment.traffic, segment.hour, segment.serial)
-        rest.size, rest.used = segment.size, segment.used
-        for entry in segment.entries():
-            owner = segment.owners[entry.owner]
-            if not owner.matches(which):
-                rest.add(entry._replace(owner=rest.owner(owner)))
-        if not rest.live:
+        records, nbytes = self._index.forget(segment, which)
+        if not segment.live:
             await self._doom(segment)
-            return
-        self._index.remove(segment)
-        rest.disk_nbytes = segment.disk_nbytes
-        self._index.adopt(rest)
-        args = (self._disk, self._folder / rest.name, rest.size, which, list(rest.entries()), rest.owners)
-        file_nbytes = await self._offload(forget_records, *args)
+            return Forgotten(records=records, nbytes=nbytes)
+        args = (self._disk, self._folder / segment.name, segment.size, which, segment.live_rows().tobytes())
+        file_nbytes = await self._offload(forget_records, *args, segment.owners)
         if file_nbytes is None:
-            await self._doom(rest, "evicted")
+            await self._doom(segment, "evicted")
         else:
-            rest.disk_nbytes = allocated(file_nbytes)
+            segment.disk_nbytes = allocated(file_nbytes)
+        return Forgotten(records=records, nbytes=nbytes)
