@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from deepinfra.core.schemas import LISTS, MAPS, SCHEMAS, VALUES
 from deepinfra.errors import RequestError
 
 __all__ = ("bounded_grammar", "bounded_schema")
@@ -17,15 +18,6 @@ is compiled and one of 3,000 ends the process."""
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 """One space where people write one, and no other white space: a model may not fill its answer with blanks."""
 
-_SCHEMAS = frozenset({"additionalItems", "additionalProperties", "items"})
-_LISTS = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
-_MAPS = frozenset({"$defs", "definitions", "patternProperties", "properties"})
-_PLAIN = frozenset(
-    {"$ref", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maxItems", "maxLength", "maximum"}
-    | {"maxProperties", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern", "required"}
-    | {"type"}
-)
-_ENFORCED = _SCHEMAS | _LISTS | _MAPS | _PLAIN
 _ANNOTATIONS = frozenset(
     {"$comment", "$id", "$schema", "contentEncoding", "contentMediaType", "contentSchema", "default", "deprecated"}
     | {"description", "discriminator", "example", "examples", "externalDocs", "id", "readOnly", "title", "writeOnly"}
@@ -96,13 +88,13 @@ def _kept(schema: Any, path: str, targets: set[str]) -> Any:
         if key in _ANNOTATIONS or (key.startswith("x-") and key != "x-guidance"):
             continue
         where = f"{path}/{key}"
-        if key in _MAPS and isinstance(value, dict):
+        if key in MAPS and isinstance(value, dict):
             kept[key] = {name: _kept(each, f"{where}/{name}", targets) for name, each in value.items()}
-        elif key in _LISTS and isinstance(value, list):
+        elif key in LISTS and isinstance(value, list):
             kept[key] = [_kept(each, f"{where}/{index}", targets) for index, each in enumerate(value)]
-        elif key in _SCHEMAS:
+        elif key in SCHEMAS:
             kept[key] = _kept(value, where, targets)
-        elif key in _PLAIN:
+        elif key in VALUES:
             kept[key] = value
         elif key not in _NO_EFFECT or value is not _NO_EFFECT[key]:
             raise _refused(f"the schema's {key!r} (at {path or '/'}) cannot be enforced")

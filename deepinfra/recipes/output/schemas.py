@@ -6,19 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from deepinfra.core.conversation import JsonValue, ToolDefinition
+from deepinfra.core.schemas import LISTS, MAPS, SCHEMAS, VALUES
 
 __all__ = ("arguments_schema",)
 
-_ONE = frozenset({"additionalItems", "additionalProperties", "items"})
-_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_MAPS = frozenset({"$defs", "definitions", "patternProperties", "properties"})
-_PLAIN = frozenset(
-    {"$ref", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maxItems", "maxLength", "maximum", "minItems"}
-    | {"minLength", "minimum", "multipleOf", "required", "type"}
-)
-_FORMATS = frozenset(
-    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"},
-)
+_FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"})
 _LOOKS = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k")
 _COMBINED = ("$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties")
 
@@ -43,19 +35,23 @@ def arguments_schema(tool: ToolDefinition) -> Mapping[str, JsonValue]:
 def _loosened(schema: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     kept: dict[str, JsonValue] = {}
     for key, value in schema.items():
-        if key in _MAPS and isinstance(value, Mapping):
+        if key in MAPS and isinstance(value, Mapping):
             kept[key] = {name: _each(part) for name, part in value.items()}
-        elif (key in _LISTS or key == "items") and isinstance(value, Sequence) and not isinstance(value, str):
+        elif key in LISTS and isinstance(value, Sequence) and not isinstance(value, str):
             kept[key] = [_each(part) for part in value]
-        elif key in _ONE:
+        elif key in SCHEMAS:
             kept[key] = _each(value)
-        elif (
-            key in _PLAIN
-            or (key == "format" and value in _FORMATS)
-            or (key == "pattern" and isinstance(value, str) and not _LOOKS.search(value))
-        ):
+        elif key in VALUES and _enforced(key, value):
             kept[key] = value
     return kept
+
+
+def _enforced(key: str, value: JsonValue) -> bool:
+    if key == "format":
+        return isinstance(value, str) and value in _FORMATS
+    if key == "pattern":
+        return isinstance(value, str) and not _LOOKS.search(value)
+    return key != "minProperties"
 
 
 def _each(schema: JsonValue) -> JsonValue:

@@ -326,6 +326,7 @@ def test_what_no_grammar_can_enforce_is_left_out_of_a_tool_that_is_not_strict() 
                 "items": {"type": "string", "format": "odd", "pattern": "(?=x)y"},
             },
             "b": {"type": "string", "pattern": "^[ab]+$", "not": {"const": "ab"}},
+            "c": {"type": "object", "minProperties": 3, "format": {}},
         },
         "required": ["a"],
         "if": {"required": ["b"]},
