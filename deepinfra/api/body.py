@@ -10,6 +10,7 @@ from typing import NoReturn
 from starlette.types import Receive, Scope
 
 from deepinfra.core.conversation import JsonValue
+from deepinfra.core.digits import read_float
 from deepinfra.errors import BodyTooLargeError, InvalidJsonError
 
 __all__ = ("MAX_CONTAINERS", "MAX_DEPTH", "ClientGone", "parse_object", "read_body")
@@ -56,7 +57,7 @@ def parse_object(body: bytes) -> dict[str, JsonValue]:
 
     Refused besides what JSON forbids: repeated keys (readers disagree about which one counts), NaN, infinities and
     numbers that overflow to them, text that UTF-8 cannot carry (lone surrogates), nesting beyond `MAX_DEPTH`, more
-    objects and arrays than `MAX_CONTAINERS`.
+    objects and arrays than `MAX_CONTAINERS`. Numbers keep their digits, see `Digits`.
 
     Raises:
         InvalidJsonError: Says what is wrong and where.
@@ -105,7 +106,7 @@ def _constant(name: str) -> NoReturn:
 
 
 def _float(text: str) -> float:
-    number = float(text)
+    number = read_float(text)
     if number in (float("inf"), float("-inf")):
         raise InvalidJsonError(f"the number {text[:32]} is too large")
     return number

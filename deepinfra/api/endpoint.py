@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TypeVar
 
-import msgspec
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from deepinfra.api.body import ClientGone, parse_object, read_body
+from deepinfra.api.encoding import json_bytes
 from deepinfra.api.errors import WireError, wire_error, wire_error_of
 from deepinfra.api.exchange import AnswerFailed, Exchange, unless_gone
 from deepinfra.api.middleware import RequestRecord, headers_of, record_of
@@ -104,7 +104,7 @@ class Query:
                 raw, received = {}, self._door.received(scope)
             params = {**QueryParams(scope["query_string"]), **scope["path_params"]}
             answer = await self._answer(raw, received, params)
-            await _send(send, 200, _JSON, msgspec.json.encode(answer))
+            await _send(send, 200, _JSON, json_bytes(answer))
         except (ClientGone, OSError):
             record.gone = True
             with suppress(OSError):
@@ -194,7 +194,7 @@ async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], bod
 async def _refuse(send: Send, protocol: WireProtocol, told: WireError, request_id: str) -> None:
     status, answer = protocol.error(told, request_id)
     with suppress(OSError):
-        await _send(send, status, told.headers(), msgspec.json.encode(answer))
+        await _send(send, status, told.headers(), json_bytes(answer))
 
 
 def _told(error: Exception, param_names: Mapping[str, str], record: RequestRecord) -> WireError:

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
-import msgspec
 from starlette.types import Receive
 
 from deepinfra.api.body import ClientGone
+from deepinfra.api.encoding import json_bytes
 from deepinfra.api.middleware import RequestRecord
 from deepinfra.api.protocol import Call, Extension, Frame, Head
 from deepinfra.api.sse import EventStream, encoded
@@ -110,7 +110,7 @@ class Exchange:
             return b"".join(map(encoded, frames)) + writer.closing
         for frame in frames:
             self._fold.add(frame)
-        return msgspec.json.encode(self._fold.answer())
+        return json_bytes(self._fold.answer())
 
     @property
     def _usage(self) -> Usage:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import anyio
-import msgspec
 from starlette.types import Send
 
+from deepinfra.api.encoding import json_bytes
 from deepinfra.api.protocol import Frame
 
 __all__ = ("HEADERS", "EventStream", "encoded")
@@ -29,7 +29,7 @@ _LINE_BREAKS = (
 
 def encoded(frame: Frame) -> bytes:
     """One event with a JSON object in its only data line."""
-    data = msgspec.json.encode(frame.data)
+    data = json_bytes(frame.data)
     if not data.isascii():
         for plain, escaped in _LINE_BREAKS:
             data = data.replace(plain, escaped)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -18,6 +17,7 @@ from deepinfra.api.messages.turns import Turns, turns_of
 from deepinfra.api.protocol import Call, Json, Received
 from deepinfra.api.wire import MAX_STOPS, Options, RequestFields, Stop, parse_fields
 from deepinfra.core.conversation import Constraint, Conversation, JsonValue
+from deepinfra.core.digits import json_text
 from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.errors import RequestError
@@ -133,7 +133,7 @@ class MessagesRequest(RequestFields):
         """What the answer's text must match."""
         if self.output_config is None or self.output_config.format is None:
             return None
-        return Constraint(kind="json_schema", source=json.dumps(self.output_config.format.schema_, ensure_ascii=False))
+        return Constraint(kind="json_schema", source=json_text(self.output_config.format.schema_))
 
     @property
     def marks_an_hour(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from deepinfra.api.messages.blocks import (
 )
 from deepinfra.api.messages.signature import unsealed
 from deepinfra.core.conversation import ContentPart, MediaPart, Message, TextPart, ToolCall
+from deepinfra.core.digits import json_text
 from deepinfra.errors import RequestError
 
 __all__ = ("Turns", "turns_of")
@@ -127,9 +127,7 @@ def _assistant(turn: _Turn, last: bool) -> Message:
         role="assistant",
         content=_content(turn.blocks),
         reasoning="\n\n".join(reasoning) if reasoning else None,
-        tool_calls=tuple(
-            ToolCall(id=call.id, name=call.name, arguments=json.dumps(call.input, ensure_ascii=False)) for call in calls
-        ),
+        tool_calls=tuple(ToolCall(id=call.id, name=call.name, arguments=json_text(call.input)) for call in calls),
         prefix=last,
     )
     if last and message.text != message.text.rstrip():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from pydantic import BeforeValidator, Field
 
+from deepinfra.api.encoding import json_bytes
 from deepinfra.api.errors import WireError
 from deepinfra.api.protocol import Call, Json, Received
 from deepinfra.api.responses.content import Unsupported
@@ -216,7 +216,7 @@ class Responses:
         if fields.previous_response_id is not None:
             before = self._store.turn(received.tenant, fields.previous_response_id, "previous_response_id")
         items = [self._resolved(item, received.tenant, f"input.{at}.id") for at, item in enumerate(fields.input)]
-        asked = _Asked(self._store, received.tenant, before, items, len(msgspec.json.encode(raw["input"])))
+        asked = _Asked(self._store, received.tenant, before, items, len(json_bytes(raw["input"])))
         writer = ResponseWriter(
             fields.echo(),
             self._clock,
@@ -266,7 +266,7 @@ class _Asked:
 
     def keep(self, response: Json) -> None:
         """Store a finished response."""
-        body = msgspec.json.encode(response)
+        body = json_bytes(response)
         response_id, output = str(response["id"]), response["output"]
         assert isinstance(output, list)
         told = [*self.items, *output_items(output)]
@@ -275,7 +275,7 @@ class _Asked:
             self.before,
             [(item.id or f"item_{made}{index:04x}", item) for index, item in enumerate(told)],
             asked=len(self.items),
-            nbytes=self._nbytes + len(msgspec.json.encode(output)) + _ITEM_NBYTES * len(told),
+            nbytes=self._nbytes + len(json_bytes(output)) + _ITEM_NBYTES * len(told),
         )
         self._store.put(self._tenant, response_id, body, turn)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from deepinfra.api.encoding import json_bytes
 from deepinfra.api.errors import UNSUPPORTED
 from deepinfra.api.protocol import Json
 from deepinfra.api.wire import Options
@@ -207,5 +207,5 @@ class Text(Options):
 def constraint_of(text: Text) -> Constraint | None:
     """What the answer must match."""
     if isinstance(text.format, SchemaFormat):
-        return Constraint(kind="json_schema", source=msgspec.json.encode(text.format.schema_).decode())
+        return Constraint(kind="json_schema", source=json_bytes(text.format.schema_).decode())
     return Constraint(kind="json") if text.format.type == "json_object" else None

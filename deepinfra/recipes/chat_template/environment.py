@@ -8,7 +8,6 @@ Source: names, filters and whitespace rules are those of transformers' `utils/ch
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -29,6 +28,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 
+from deepinfra.core.digits import json_text
 from deepinfra.errors import ModelError, TemplateError
 from deepinfra.recipes.chat_template.provenance import Marked, concat, safe, trust_of, trusted
 
@@ -96,7 +96,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json_text(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

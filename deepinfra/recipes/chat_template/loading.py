@@ -34,7 +34,7 @@ FALLBACK: Shown = HERMES.shown
 """How tools, calls and results are written where a template does not write them."""
 
 _HARMONY_ENDS = ("<|return|>", "<|call|>")
-_RULES = "chat-template-2"
+_RULES = "chat-template-3"
 """Goes into `version`: raise it when the same conversation gets other ids."""
 
 

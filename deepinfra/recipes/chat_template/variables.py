@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from deepinfra.core.conversation import Conversation, Message, ToolDefinition
+from deepinfra.core.digits import read_float
 from deepinfra.errors import UnsupportedFieldError
 from deepinfra.recipes.chat_template.provenance import Marked, trusted
 from deepinfra.recipes.chat_template.traits import Traits
@@ -80,7 +81,7 @@ def _arguments(text: str, traits: Traits) -> object:
     if not traits.object_arguments:
         return text
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(text or "{}", parse_float=read_float)
     except (ValueError, RecursionError):
         return {"arguments": text}
     return value if isinstance(value, dict) else {"arguments": text}

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from deepinfra.core.conversation import ToolCall, ToolDefinition
+from deepinfra.core.digits import json_text
 from deepinfra.recipes.output.family import Allowed, ToolFamily
 from deepinfra.recipes.output.grammar import Edge, State
 from deepinfra.recipes.output.lark import Rules
@@ -24,7 +25,7 @@ class _Tags:
         """One JSON line for each tool, keys in the order received."""
         return (
             "# Tools\n\nThese functions can be called to help with the user's request, one JSON object each:\n<tools>\n"
-            + "\n".join(json.dumps(_described(tool), ensure_ascii=False) for tool in tools)
+            + "\n".join(json_text(_described(tool)) for tool in tools)
             + "\n</tools>\n\nTo call a function, write its name and its arguments as one JSON object between tool_call "
             "tags, and nothing after the last call:\n"
             '<tool_call>\n{"name": <function name>, "arguments": <object of arguments>}\n</tool_call>'
