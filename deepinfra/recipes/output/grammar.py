@@ -57,6 +57,7 @@ class Edge:
         keep: The marker is left to the next state.
         ends: The call under way is complete.
         quiet: It, and what led to it, is the format's own: where no call follows it is not told as text.
+        quoted: What `when` finds stood between quotes: `&quot;` in it is a quote.
     """
 
     marker: str
@@ -66,6 +67,7 @@ class Edge:
     keep: bool = False
     ends: bool = False
     quiet: bool = False
+    quoted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

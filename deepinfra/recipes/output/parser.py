@@ -303,6 +303,8 @@ class GrammarParser:
             if match is None:
                 continue
             groups = match.groupdict()
+            if edge.quoted:
+                groups = {name: text.replace("&quot;", '"') for name, text in groups.items()}
             if "name" in groups or "id" in groups:
                 if self._call is None or self._call.started:
                     self._call = self._new_call()

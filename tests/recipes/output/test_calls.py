@@ -280,3 +280,12 @@ def test_a_bare_call_may_follow_reasoning_but_not_text() -> None:
     assert (answer.reasoning, answer.text, len(answer.calls)) == ("why", "", 1)
     answer = read("llama3-json", f"Like {call}", (TYPED,))
     assert (answer.text, answer.calls) == (f"Like {call}", [])
+
+
+@pytest.mark.parametrize(("family", "space"), [("dsml", ""), ("dsml-4.1", " ")])
+def test_a_quote_in_a_parameters_name_is_read_as_the_history_writes_it(family, space) -> None:
+    tags = f"{D}{space}"
+    block = "calls" if space else "tool_calls"
+    written = f'<{tags}{block}>\n<{tags}invoke name="f">\n<{tags}parameter name="k&quot; a" string="true">v'
+    closing = f"</{tags}parameter>\n</{tags}invoke>\n</{tags}{block}>"
+    assert [json.loads(call.arguments) for call in read(family, written + closing).calls] == [{'k" a': "v"}]

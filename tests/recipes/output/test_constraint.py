@@ -359,6 +359,16 @@ def test_a_schema_without_properties_allows_any_parameters(family) -> None:
     assert matcher.is_accepting()
 
 
+def test_a_quote_in_a_parameters_name_is_spelled_as_it_is_read() -> None:
+    tool = ToolDefinition(name="f", parameters={"type": "object", "properties": {'k" a': {"type": "string"}}})
+    conversation = Conversation(messages=(USER,), tools=(tool,), tool_choice=ToolChoice(mode="required"))
+    vocabulary = byte_vocabulary("dsml", True)
+    constraint = compose(conversation, control=vocabulary.control, family=FAMILIES["dsml"])
+    assert constraint is not None
+    text = WRITERS["dsml"]([("f", {"k&quot; a": "v"})])
+    assert vocabulary.matcher(constraint).try_consume_tokens(vocabulary.marked(text)) == len(vocabulary.marked(text))
+
+
 def test_json_has_no_white_space_that_need_not_end() -> None:
     vocabulary = byte_vocabulary("hermes", False)
     constraint = compose(asked("required"), control={}, family=FAMILIES["hermes"])

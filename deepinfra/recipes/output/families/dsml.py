@@ -1,12 +1,12 @@
 """DeepSeek V4's markup: `<｜DSML｜invoke name="f">`, parameters that say whether they are strings.
 
 `｜DSML｜` is one token, which is what tells a tag from text. V4.1 has a space before each tag's name, and `calls` for
-`tool_calls`.
+`tool_calls`. A quote in a parameter's name is written `&quot;`, as the recipe writes it in the history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from deepinfra.recipes.output.families.tagged import Tags
 from deepinfra.recipes.output.family import Allowed, ToolFamily
@@ -19,9 +19,12 @@ _TEXT = r"(?P<{}>[^\n]+)"
 
 
 def _family(name: str, block: str, invoke: str, parameter: str, typed: bool = True) -> ToolFamily:
+    def opening(kind: str) -> Callable[[str], str]:
+        return lambda key: f'<{parameter} name="{key.replace(chr(34), "&quot;") if typed else key}"{kind}>'
+
     tags = Tags(
-        string=lambda key: f'<{parameter} name="{key}"' + (' string="true">' if typed else ">"),
-        other=lambda key: f'<{parameter} name="{key}"' + (' string="false">' if typed else ">"),
+        string=opening(' string="true"' if typed else ""),
+        other=opening(' string="false"' if typed else ""),
         end=f"</{parameter}>",
     )
 
@@ -60,7 +63,8 @@ def _family(name: str, block: str, invoke: str, parameter: str, typed: bool = Tr
                 ),
             ),
             "key": State(
-                channel="header", edges=tuple(Edge(marker=text, to=to, when=key) for text, to in kinds.items())
+                channel="header",
+                edges=tuple(Edge(marker=text, to=to, when=key, quoted=typed) for text, to in kinds.items()),
             ),
             "string": State(channel="value", edges=end),
             "json": State(channel="value", edges=end, typed="json"),
