@@ -142,6 +142,6 @@ class Segment:
         nbytes = int(table["nbytes"][ordinals].sum(dtype=np.uint64))
         self.kill_all(ordinals)
         for number in gone:
-            del self._owner_ids[self.owners[number]]
+            self._owner_ids.pop(self.owners[number], None)  # not there: forgotten before
             self.owners[number] = Owner(bytes(KEY_NBYTES), "", "")
         return ordinals, nbytes

@@ -271,6 +271,17 @@ async def test_no_byte_of_a_forgotten_tenant_is_left_on_disk(tmp_path: Path, sea
         assert await load(store, [mine[0].ref]) == []
 
 
+async def test_after_one_tenant_all_others_can_be_forgotten(tmp_path: Path) -> None:
+    mine, others = chain(*range(8), tenant="mine"), chain(*range(8), tenant="others")
+    async with make(tmp_path) as store:
+        await store.save(mine + others)
+        assert (await store.forget(NamespaceFilter(tenant="mine"))).records == 4
+        assert (await store.forget(NamespaceFilter(tenant="mine"))).records == 0
+        assert (await store.forget(NamespaceFilter())).records == 4
+        assert (await store.forget(NamespaceFilter())).records == 0
+    assert list(tmp_path.glob("*.kvseg")) == []
+
+
 # -- the rest -------------------------------------------------------------------------------------
 
 
