@@ -49,7 +49,7 @@ async def answers(
     path: Path, requests: Sequence[GenerateRequest], *, drafts: bool = True
 ) -> tuple[list[Answered], int]:
     """Ask SmolLM2 all at once; the answers, and how many drafts were accepted."""
-    executor = TorchExecutor(str(path), dtype="float32", threads=1, num_blocks=600)
+    executor = TorchExecutor(str(path), dtype="float32", num_blocks=600)
     pool = Pool(Bucketed(), executor, speculator=Ngram() if drafts else None)
     given: dict[int, Answered] = {}
 
