@@ -42,6 +42,7 @@ __all__ = (
     "pack_footer",
     "pack_header",
     "parse_name",
+    "payload_sum",
     "read_trailer",
     "record_id",
     "segment_name",
@@ -61,6 +62,7 @@ TRAFFICS: tuple[Traffic, ...] = ("default", "agent", "chat")
 KINDS: tuple[Kind, ...] = ("", "block", "snapshot", "tail")
 
 _RECORD = struct.Struct("<4sBBBxHHIQ32s32s32sddd16s")
+_CHECKED = struct.Struct("<4sBB10xQ32s88x16s")  # of the same bytes, what every load checks
 _RECORD_MAGIC = b"DIkv"
 _SUM = struct.Struct("<Q")
 _OWNER = struct.Struct("<32sHH")
@@ -274,6 +276,19 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Header | None:
     tokens = struct.unpack(f"<{num_tokens}I", body[tenant + model :])
     owner = Owner(namespace, body[:tenant].decode(), body[tenant : tenant + model].decode())
     return Header(KINDS[kind], _id_of(key, kind), parent, owner, tokens, nbytes, *fields[11:])
+
+
+def payload_sum(header: memoryview, id_: bytes, nbytes: int) -> bytes | None:
+    """Checksum of a payload, if this is the whole header of such a record; `None` if anything about it is wrong.
+
+    What `unpack_header` finds out, without taking the header apart.
+    """
+    magic, version, kind, length, key, checksum = _CHECKED.unpack_from(header)
+    if magic != _RECORD_MAGIC or version != VERSION or length != nbytes or key != id_[:KEY_NBYTES]:
+        return None
+    if _SUM.unpack_from(header, len(header) - SUM_NBYTES)[0] != xxhash.xxh3_64_intdigest(header[:-SUM_NBYTES]):
+        return None
+    return bytes(checksum) if kind == kind_of(id_) else None
 
 
 # -- footers --------------------------------------------------------------------------------------

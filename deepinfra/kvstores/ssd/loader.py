@@ -19,12 +19,12 @@ __all__ = ("Loader",)
 
 
 class _Flight:
-    """A record being read: others who want it leave their buffers here."""
+    """Records being read by one call: others who want one of them leave their buffers here."""
 
     def __init__(self) -> None:
         self.landed = Event()
-        self.whole = False
-        self.copies: list[memoryview] = []
+        self.whole: set[bytes] = set()
+        self.copies: dict[bytes, list[memoryview]] = {}
 
 
 class Loader:
@@ -42,38 +42,38 @@ class Loader:
         Reads are not interrupted; a wait for another's read is. Nobody holds a read while waiting, so two loads never
         wait for each other.
         """
-        now = self._clock.wall()
+        now, index, flights = self._clock.wall(), self._index, self._flights
         mine: list[tuple[int, Segment, Piece]] = []
-        others: list[tuple[int, _Flight]] = []
-        count = len(pairs)
+        others: list[tuple[int, bytes, _Flight]] = []
+        count, flight = len(pairs), _Flight()
         for i, (ref, buffer) in enumerate(pairs):
             id_ = record_id(ref)
-            place = self._index.seek(id_, now)
+            place = index.seek(id_, now)
             if place is None or place[1].nbytes != ref.nbytes:
                 count = i
                 break
             segment, entry = place
-            self._index.slide(id_, entry, now, segment.traffic, entry.life_s)
-            if (flight := self._flights.get(id_)) is not None:
-                flight.copies.append(buffer)
-                others.append((i, flight))
+            index.slide(id_, entry, now, segment.traffic, entry.life_s)
+            if (other := flights.get(id_)) is not None:
+                other.copies.setdefault(id_, []).append(buffer)
+                others.append((i, id_, other))
             else:
-                self._flights[id_] = _Flight()
+                flights[id_] = flight
                 mine.append((i, segment, Piece(id_, entry, buffer)))
         try:
-            count = min(count, await self._read(mine, count))
-            for i, flight in others:
+            count = min(count, await self._read(mine, count, flight))
+            for i, id_, other in others:
                 if i < count:
-                    await flight.landed.wait()
-                    if not flight.whole and not await self.load(pairs[i : i + 1]):
+                    await other.landed.wait()
+                    if id_ not in other.whole and not await self.load(pairs[i : i + 1]):
                         count = i
         finally:
-            for i, flight in others:
-                flight.copies = [copy for copy in flight.copies if copy is not pairs[i][1]]
+            for i, id_, other in others:
+                other.copies[id_] = [copy for copy in other.copies[id_] if copy is not pairs[i][1]]
         return count
 
-    async def _read(self, mine: Sequence[tuple[int, Segment, Piece]], count: int) -> int:
-        """Read segment by segment and land the flights; returns the number of the first that is not whole."""
+    async def _read(self, mine: Sequence[tuple[int, Segment, Piece]], count: int, flight: _Flight) -> int:
+        """Read segment by segment and land the flight; returns the number of the first that is not whole."""
         at = 0
         try:
             while at < len(mine):
@@ -82,18 +82,19 @@ class Loader:
                     end += 1
                 pieces = [piece for _, _, piece in mine[at:end]]
                 whole = await self._read_pieces(segment, pieces)
-                for piece in pieces[:whole]:
-                    flight = self._flights[piece.id]
-                    flight.whole = True
-                    for copy in flight.copies:
-                        copy[:] = piece.buffer
+                flight.whole.update([piece.id for piece in pieces[:whole]])
+                if flight.copies:
+                    for piece in pieces[:whole]:
+                        for copy in flight.copies.get(piece.id, ()):
+                            copy[:] = piece.buffer
                 if whole < len(pieces):
                     self._index.lose(segment, pieces[whole].id, pieces[whole].entry)
                     return mine[at + whole][0]
                 at = end
         finally:
             for _, _, piece in mine:
-                self._flights.pop(piece.id).landed.set()
+                del self._flights[piece.id]
+            flight.landed.set()
         return count
 
     async def _read_pieces(self, segment: Segment, pieces: Sequence[Piece]) -> int:

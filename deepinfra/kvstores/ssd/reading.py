@@ -12,9 +12,13 @@ import xxhash
 from deepinfra.core.ids import BlockKey
 from deepinfra.core.kv import KVRecord, RecordRef, Retention
 from deepinfra.kvstores.ssd.disk import BUFFERS_PER_CALL, Disk, read_upto
-from deepinfra.kvstores.ssd.format import KEY_NBYTES, Entry, Header, unpack_header
+from deepinfra.kvstores.ssd.format import KEY_NBYTES, Entry, Header, payload_sum, unpack_header
 
 __all__ = ("Piece", "read_header", "read_pieces", "read_records")
+
+
+RUN_NBYTES = 1 << 20
+"""Bytes per call: small enough for checksums to find them in the cache, large enough for the disk."""
 
 
 class Piece(NamedTuple):
@@ -104,47 +108,47 @@ def _read_record(disk: Disk, fd: int, id_: bytes, entry: Entry) -> KVRecord | No
 
 
 def _neighbours(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
-    start, end = 0, -1
+    """Runs of records that lie one behind another, as many as are still in the CPU's cache when they are checked."""
+    start, end, nbytes = 0, -1, 0
     for i, (_, entry, _) in enumerate(pieces):
-        if i > start and (entry.offset != end or i - start >= BUFFERS_PER_CALL // 2):
+        if i > start and (entry.offset != end or nbytes >= RUN_NBYTES or i - start >= BUFFERS_PER_CALL // 2):
             yield pieces[start:i]
-            start = i
+            start, nbytes = i, 0
+        nbytes += entry.header_nbytes + entry.nbytes
         end = entry.offset + entry.header_nbytes + entry.nbytes
     yield pieces[start:]
 
 
 def _read_run(disk: Disk, fd: int, run: Sequence[Piece]) -> int:
-    headers = [bytearray(entry.header_nbytes) for _, entry, _ in run]
-    buffers = [part for header, piece in zip(headers, run, strict=True) for part in (memoryview(header), piece.buffer)]
+    headers = memoryview(bytearray(sum(piece.entry.header_nbytes for piece in run)))
+    buffers: list[memoryview] = []
+    at = 0
+    for _, entry, buffer in run:
+        buffers += (headers[at : at + entry.header_nbytes], buffer)
+        at += entry.header_nbytes
     try:
         whole = _fill(disk, fd, buffers, run[0].entry.offset)
     except OSError:
         whole = 0
-    for i, ((id_, entry, buffer), data) in enumerate(zip(run, headers, strict=True)):
+    for i, (id_, entry, buffer) in enumerate(run):
         whole -= entry.header_nbytes + entry.nbytes
-        header = unpack_header(data)
-        if (
-            whole < 0
-            or header is None
-            or header.id != id_
-            or header.nbytes != entry.nbytes
-            or header.payload_sum != xxhash.xxh3_128_digest(buffer)
-        ):
+        if whole < 0 or payload_sum(buffers[2 * i], id_, entry.nbytes) != xxhash.xxh3_128_digest(buffer):
             return i
     return len(run)
 
 
 def _fill(disk: Disk, fd: int, buffers: list[memoryview], offset: int) -> int:
     """Read until `buffers` are full or the file ends; returns the bytes read."""
-    rest = [buffer for buffer in buffers if buffer.nbytes]
-    total = 0
-    while rest:
+    wanted = sum(buffer.nbytes for buffer in buffers)
+    total = disk.preadv(fd, buffers, offset)
+    while 0 < total < wanted:
+        skip, rest = total, []
+        for buffer in buffers:
+            if skip < buffer.nbytes:
+                rest.append(buffer[skip:])
+            skip = max(0, skip - buffer.nbytes)
         got = disk.preadv(fd, rest, offset + total)
         if got == 0:
             break
         total += got
-        while rest and got >= rest[0].nbytes:
-            got -= rest.pop(0).nbytes
-        if got:
-            rest[0] = rest[0][got:]
     return total

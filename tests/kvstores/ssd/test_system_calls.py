@@ -366,6 +366,7 @@ async def test_a_failing_disk_gives_misses_and_nothing_else(tmp_path: Path, seed
                 records = chain(*tokens, tenant=rng.choice("ab"), nbytes=rng.randrange(1, 9_000))
                 everything.update({r.ref.key + b"%d" % r.ref.nbytes: r for r in records})
                 await store.save(records)
+                await store.touch(keys_of(records), Retention(ttl_s=rng.choice([1_000.0, 400_000.0])))
                 match = await store.match(keys_of(records))
                 for data, ref in zip(await load(store, match.refs), match.refs, strict=False):
                     assert data == content(ref)
@@ -447,3 +448,21 @@ async def test_killed_while_forgetting_no_byte_of_others_is_wrong(tmp_path: Path
     for number in range(len(disk.promised)):
         async with make(copies / str(number)) as store:
             await check_bytes(store, mine + others)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_killed_while_renewing_no_record_is_lost(tmp_path: Path) -> None:
+    folder, copies = tmp_path / "kv", tmp_path / "copies"
+    disk, clock = CrashingDisk(folder, copies), ManualClock()
+    records = chain(*range(24), nbytes=700)
+    async with make(folder, disk, clock=clock, segment_nbytes=4_000) as store:
+        await store.save(records)
+        clock.advance(0.8 * 86_400)
+        shutil.rmtree(copies)
+        disk.promised.clear()
+        await store.touch(keys_of(records), Retention())
+        assert store.stats().renewed == len(records)
+    assert len(disk.promised) > 10
+    for number in range(len(disk.promised)):
+        async with make(copies / str(number), clock=clock) as store:
+            assert await check_bytes(store, records) == len(records)
