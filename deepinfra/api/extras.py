@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from deepinfra.api.encoding import json_bytes
 from deepinfra.api.wire import Options, SamplingFields
 from deepinfra.core.conversation import Constraint
+from deepinfra.core.digits import json_text
 from deepinfra.core.request import GenerateRequest, PromptInput
 from deepinfra.errors import RequestError, UnsupportedFieldError
 
@@ -74,7 +74,7 @@ def schema_constraint(schema: Mapping[str, Any] | str, param: str) -> Constraint
             schema = msgspec.json.decode(schema, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise RequestError(f"{param!r} is no JSON Schema: {error}", param) from None
-    return Constraint(kind="json_schema", source=json_bytes(schema).decode())
+    return Constraint(kind="json_schema", source=json_text(schema))
 
 
 class ExtraFields(SamplingFields):

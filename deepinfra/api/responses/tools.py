@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from deepinfra.api.encoding import json_bytes
 from deepinfra.api.errors import UNSUPPORTED
 from deepinfra.api.protocol import Json
 from deepinfra.api.wire import Options
 from deepinfra.core.conversation import Constraint, ToolChoice, ToolDefinition
+from deepinfra.core.digits import json_text
 from deepinfra.errors import RequestError
 
 __all__ = ("MAX_TOOLS", "Choice", "Text", "Tool", "choice_json", "constraint_of", "tool_choice_of", "tool_definitions")
@@ -207,5 +207,5 @@ class Text(Options):
 def constraint_of(text: Text) -> Constraint | None:
     """What the answer must match."""
     if isinstance(text.format, SchemaFormat):
-        return Constraint(kind="json_schema", source=json_bytes(text.format.schema_).decode())
+        return Constraint(kind="json_schema", source=json_text(text.format.schema_))
     return Constraint(kind="json") if text.format.type == "json_object" else None
