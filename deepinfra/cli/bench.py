@@ -15,6 +15,7 @@ from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_mod
 
 if TYPE_CHECKING:
     from deepinfra.bench.http import Endpoint
+    from deepinfra.bench.kv import KVReport
     from deepinfra.bench.load import LoadReport, LoadRun, Spread
     from deepinfra.bench.machine import CpuUse
     from deepinfra.bench.offline import OfflineReport, OfflineRun
@@ -162,10 +163,34 @@ async def _recipe(blueprint: Blueprint, run: RecipeRun, show: Callable[[str], No
         )
 
 
+@bench.command("kv")
+def kv(
+    path: Annotated[str, typer.Option(help="Folder on the disk to measure; what is made there is removed.")] = ".",
+    records: Annotated[int, typer.Option(min=1, help="Records to save, open and load.")] = 2048,
+    nbytes: Annotated[int, typer.Option(min=1, help="Bytes of each; SmolLM2's blocks have 368,640.")] = 368_640,
+    prefix: Annotated[int, typer.Option(min=1, help="Records that are loaded together.")] = 16,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds; the median is reported.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """The ssd store on a disk: opening after kill -9, saving and loading beside plain calls."""
+    from functools import partial
+    from pathlib import Path
+
+    from deepinfra.bench.kv import KVRun, run_kv
+
+    run = KVRun(records=records, nbytes=nbytes, prefix=prefix, repeat=repeat)
+    with shown_line() as show:
+        report = anyio.run(partial(run_kv, Path(path), run, progress=show))
+    if as_json:
+        _print_json(report)
+    else:
+        _print_kv(report)
+
+
 # -- output ---------------------------------------------------------------------------------------
 
 
-def _print_json(report: OfflineReport | LoadReport | RecipeReport) -> None:
+def _print_json(report: OfflineReport | LoadReport | RecipeReport | KVReport) -> None:
     typer.echo(json.dumps(dataclasses.asdict(report)))
 
 
@@ -192,6 +217,19 @@ def _print_recipe(report: RecipeReport) -> None:
         if figure.plain is not None and figure.ratio is not None:
             line += f"   plain tokenisation: {figure.plain:.2f} ms   ratio {figure.ratio:.2f}"
         typer.echo(line)
+    _print_cpu(report.cpu)
+
+
+def _print_kv(report: KVReport) -> None:
+    run, opened = report.run, report.open
+    typer.echo(f"{run.records} records of {run.nbytes} bytes, {run.prefix} per load, {run.repeat} rounds")
+    typer.echo(
+        f"open {opened.seconds * 1000:10.1f} ms   {opened.grown_nbytes / 1e6:.1f} MB of memory"
+        f"   match {opened.match_us:.1f} µs per key"
+    )
+    for figure in report.figures:
+        line = f"{figure.name} {figure.ours:10.2f} GB/s   plain calls: {figure.plain:.2f} GB/s"
+        typer.echo(f"{line}   ratio {figure.ratio:.2f}")
     _print_cpu(report.cpu)
 
 

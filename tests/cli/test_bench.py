@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from deepinfra.bench.kv import KVReport
 from deepinfra.bench.load import LoadReport
 from deepinfra.bench.offline import OfflineReport
 from deepinfra.bench.recipe import RecipeReport
@@ -35,7 +36,7 @@ def paths(kind: type, prefix: str = "") -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("report", [OfflineReport, LoadReport, RecipeReport])
+@pytest.mark.parametrize("report", [OfflineReport, LoadReport, RecipeReport, KVReport])
 def test_every_field_of_the_json_is_documented(report: type) -> None:
     documented = set(re.findall(r"`([\w.\[\]]+)`", REFERENCE.read_text()))
     assert not set(paths(report)) - documented
@@ -66,3 +67,16 @@ def test_a_recipe_is_measured_beside_plain_tokenisation(smollm2_path: Path) -> N
     assert (following["name"], len(following["values"])) == ("next", 2)
     assert (feed["plain"], feed["ours"] > 0) == (None, True)
     assert "plain tokenisation" in run(*options).stdout
+
+
+def test_the_disk_cache_is_measured_beside_plain_calls(tmp_path: Path) -> None:
+    sizes = ("--records", "150", "--nbytes", "50000", "--repeat", "1")
+    done = run("kv", "--path", str(tmp_path), *sizes, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["kind"] == "kv"
+    assert (report["open"]["records"], report["open"]["hits"]) == (150, report["open"]["asked"])
+    assert [figure["name"] for figure in report["figures"]] == ["save", "warm", "cold"]
+    assert all(figure["ours"] > 0 < figure["ratio"] for figure in report["figures"])
+    assert list(tmp_path.iterdir()) == []
+    assert "plain" in run("kv", "--path", str(tmp_path), *sizes).stdout
