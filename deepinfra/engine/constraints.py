@@ -32,6 +32,9 @@ _MAX_KEPT = 128
 _AT_ONCE, _MAX_STUCK = 2, 8
 """Constraints compiled at once, so that the model keeps its cores; and threads that may hang past their time."""
 
+_AHEAD = 512
+"""Characters of text that must follow whose ids are asked for; of 500,000 they would take a second for each mask."""
+
 
 @dataclass(slots=True, eq=False)
 class _Compiled:
@@ -94,7 +97,7 @@ class Constraints:
         async with self._limiter:
             with anyio.move_on_after(self._time_limit_s):
                 try:
-                    entry.library = await self._offload(self._compile, constraint)
+                    await self._offload(self._compile, entry, constraint)
                 except RequestError as error:
                     entry.refusal = str(error)
                 return
@@ -102,12 +105,13 @@ class Constraints:
 
     # -- in a worker thread -------------------------------------------------------------------------
 
-    def _compile(self, constraint: Constraint) -> LLMatcher:
+    def _compile(self, entry: _Compiled, constraint: Constraint) -> None:
+        # Kept from here, so that what came too late, on a busy machine, is there when it is asked for again.
         # Counted here and not by the limiter, which a thread past its time no longer holds.
         if not self._threads.acquire(blocking=False):
             raise Overloaded("too many constraints are being compiled")
         try:
-            return self._built(constraint)
+            entry.library = self._built(constraint)
         except ValueError as error:  # what the library says of text that is no JSON for it
             raise RequestError(f"the constraint ({constraint.kind}) is refused: {error}", "constraint") from None
         finally:
@@ -161,6 +165,8 @@ class _Words:
         self.special_token_ids = sorted(control)
 
     def __call__(self, text: str | bytes) -> list[int]:
+        """Ids of text that must follow, for every mask anew: of its beginning, which is all that a mask is about."""
+        text = text[:_AHEAD]
         return self._encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
 
 

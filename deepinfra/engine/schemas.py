@@ -7,13 +7,14 @@ import re
 from typing import Any
 
 from deepinfra.core.schemas import LISTS, MAPS, SCHEMAS, VALUES
+from deepinfra.engine.nesting import MAX_LEVELS, grammar_levels, inner_schemas, schema_levels
 from deepinfra.errors import RequestError
 
 __all__ = ("bounded_grammar", "bounded_schema")
 
-_MAX_RULES = 500
-"""Rules that may refer to each other. The library follows references on the stack: measured with 8 MB, a chain of 2,000
-is compiled and one of 3,000 ends the process."""
+_MAX_PATTERNS = 8
+"""Patterns of a schema that says of one value that it matches several schemas. What matches several patterns at once
+is found by trying all combinations: ten take 50 ms, fourteen a quarter of a minute, twenty for ever."""
 
 _FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 """One space where people write one, and no other white space: a model may not fill its answer with blanks."""
@@ -46,12 +47,9 @@ def bounded_grammar(source: str) -> str:
     """A Lark grammar whose `%json` schemas are as `bounded_schema` makes them.
 
     Raises:
-        RequestError: As `bounded_schema`, or it has too many rules.
+        RequestError: As `bounded_schema`, or its rules lead too deep.
     """
-    lines = source.count("\n") + 1
-    if lines > _MAX_RULES:
-        raise _refused(f"the grammar has {lines} lines; at most {_MAX_RULES} are taken")
-    decoder, parts, at = json.JSONDecoder(), [], 0
+    decoder, parts, at = json.JSONDecoder(), list[str](), 0
     for found in re.finditer(r"%json\s*(?=\{)", source):
         if found.start() < at:
             continue  # inside the schema before
@@ -61,23 +59,28 @@ def bounded_grammar(source: str) -> str:
             raise _refused(f"a %json schema of the grammar is not JSON: {error}") from None
         parts += [source[at : found.end()], json.dumps(_formed(schema), ensure_ascii=False)]
         at = end
-    return "".join((*parts, source[at:]))
+    parts.append(source[at:])
+    levels = grammar_levels("".join(parts[::2]))
+    if levels > MAX_LEVELS:
+        raise _refused(f"the grammar's rules are {levels} levels deep; at most {MAX_LEVELS} are taken")
+    return "".join(parts)
 
 
 def _formed(schema: Any) -> Any:
     if isinstance(schema, dict):
         schema = {key: value for key, value in schema.items() if key != "x-guidance"}
-    targets: set[str] = set()
     try:
-        kept = _kept(schema, "", targets)
+        kept = _kept(schema, "")
     except RecursionError:
         raise _refused("the schema is nested too deeply") from None
-    if len(targets) > _MAX_RULES:
-        raise _refused(f"the schema's '$ref' name {len(targets)} schemas; at most {_MAX_RULES} are taken")
+    levels = schema_levels(kept)
+    if levels > MAX_LEVELS:
+        raise _refused(f"the schema is {levels} levels deep, '$ref' followed; at most {MAX_LEVELS} are taken")
+    _check_patterns(kept)
     return {**kept, "x-guidance": _FORM} if isinstance(kept, dict) else kept
 
 
-def _kept(schema: Any, path: str, targets: set[str]) -> Any:
+def _kept(schema: Any, path: str) -> Any:
     """The parts of a schema that decide which values are valid; all of them are enforced."""
     if isinstance(schema, bool):
         return schema
@@ -89,17 +92,15 @@ def _kept(schema: Any, path: str, targets: set[str]) -> Any:
             continue
         where = f"{path}/{key}"
         if key in MAPS and isinstance(value, dict):
-            kept[key] = {name: _kept(each, f"{where}/{name}", targets) for name, each in value.items()}
+            kept[key] = {name: _kept(each, f"{where}/{name}") for name, each in value.items()}
         elif key in LISTS and isinstance(value, list):
-            kept[key] = [_kept(each, f"{where}/{index}", targets) for index, each in enumerate(value)]
+            kept[key] = [_kept(each, f"{where}/{index}") for index, each in enumerate(value)]
         elif key in SCHEMAS:
-            kept[key] = _kept(value, where, targets)
+            kept[key] = _kept(value, where)
         elif key in VALUES:
             kept[key] = value
         elif key not in _NO_EFFECT or value is not _NO_EFFECT[key]:
             raise _refused(f"the schema's {key!r} (at {path or '/'}) cannot be enforced")
-    if "$ref" in kept:
-        targets.add(str(kept["$ref"]))
     _check_count(kept, path)
     return kept
 
@@ -109,6 +110,23 @@ def _check_count(schema: dict[str, Any], path: str) -> None:
     least, required = schema.get("minProperties"), schema.get("required", ())
     if isinstance(least, int) and isinstance(required, list) and least > len(set(map(str, required))) + 1:
         raise _refused(f"the schema's 'minProperties' (at {path or '/'}) can be enforced up to one above 'required'")
+
+
+def _check_patterns(schema: Any) -> None:
+    """Refuse patterns that one value may have to match all at once, if they are many."""
+    patterns, joined, waiting = 0, False, [schema]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, dict):
+            continue
+        patterns += ("pattern" in each) + ("format" in each) + len(each.get("patternProperties", ()))
+        joined = joined or "allOf" in each or ("$ref" in each and not each.keys() <= {"$ref", "$defs", "definitions"})
+        waiting += inner_schemas(each)
+    if joined and patterns > _MAX_PATTERNS:
+        raise _refused(
+            f"the schema has {patterns} of 'pattern', 'patternProperties' and 'format', and an 'allOf' or a '$ref' "
+            f"beside other keywords; at most {_MAX_PATTERNS} can be enforced together"
+        )
 
 
 def _refused(why: str) -> RequestError:

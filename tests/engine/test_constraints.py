@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import anyio
 import jsonschema
@@ -29,6 +30,7 @@ from deepinfra.testing.asking import events_of, toy_pool
 from deepinfra.testing.schemas import random_schema
 from deepinfra.testing.tiny import EOS, USER, TinyRecipe
 
+T = TypeVar("T")
 Kind = Literal["json", "json_schema", "regex", "grammar"]
 
 NBYTES = 33  # of a mask over 260 ids
@@ -314,12 +316,56 @@ async def test_what_is_wrong_with_a_constraint_is_told_in_one_line(kind: Kind, s
 
 
 async def test_a_constraint_that_takes_too_long_is_refused() -> None:
-    constraints = Constraints(TinyRecipe(), ThreadOffload(), time_limit_s=0.001)
-    slow = Constraint(kind="json_schema", source='{"type": "integer", "multipleOf": 99991}')
+    async def never(function: Callable[..., T], /, *args: object) -> T:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    constraints = Constraints(TinyRecipe(), never, time_limit_s=0.001)
     for _ in range(2):
         with pytest.raises(RequestError, match="more than") as refused:
-            await constraints.matcher(spec(slow))
+            await constraints.matcher(spec(regex("a")))
         assert refused.value.param == "constraint"
+
+
+async def test_a_constraint_that_was_compiled_too_late_is_there_when_it_is_asked_for_again() -> None:
+    threads: list[Callable[[], object]] = []
+
+    async def late(function: Callable[..., T], /, *args: object) -> T:
+        threads.append(partial(function, *args))
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    constraints = Constraints(TinyRecipe(), late, time_limit_s=0.001)
+    with pytest.raises(RequestError, match="more than"):
+        await constraints.matcher(spec(regex("a")))
+    (thread,) = threads
+    thread()
+    assert await constraints.matcher(spec(regex("a"))) is not None
+
+
+async def test_a_long_text_that_must_follow_does_not_make_masks_slow() -> None:
+    asked: list[int] = []
+
+    class Asked(TinyRecipe):
+        def __init__(self) -> None:
+            super().__init__()
+            encode = self._tokenizer.encode
+
+            def counted(text: str) -> list[int]:
+                asked.append(len(text))
+                return encode(text)
+
+            self._tokenizer.encode = counted  # type: ignore[method-assign]
+
+    text = "be" * 50_000
+    constraint = Constraint(kind="json_schema", source=json.dumps({"const": text}))
+    matcher = await Constraints(Asked(), InlineOffload()).matcher(spec(constraint))
+    assert matcher is not None
+    for byte in f'"{text[:2000]}'.encode():
+        assert allowed(matcher) == {byte}
+        assert matcher.take(byte)
+    assert asked
+    assert max(asked) < 1000
 
 
 async def test_a_constraint_that_is_too_long_is_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deepinfra.engine.nesting import schema_levels
 from deepinfra.engine.schemas import bounded_grammar, bounded_schema
 from deepinfra.errors import RequestError
 
@@ -75,16 +76,63 @@ def test_a_schema_nested_too_deeply_is_refused() -> None:
         bounded_schema('{"items": ' * 100_000 + "{}" + "}" * 100_000)
 
 
-def test_more_references_than_the_librarys_stack_can_follow_are_refused() -> None:
-    chain = {f"r{i}": {"$ref": f"#/$defs/r{i + 1}"} for i in range(20_000)}
-    with pytest.raises(RequestError, match=r"'\$ref' name 20000 schemas"):
-        bounded_schema(json.dumps({"$defs": {**chain, "r20000": {}}}))
+def nested(levels: int, inner: Any) -> Any:
+    for _ in range(levels):
+        inner = {"type": "array", "items": inner}
+    return inner
 
 
-def test_more_rules_than_the_librarys_stack_can_follow_are_refused() -> None:
-    rules = "\n".join(f"r{i}: r{i + 1}" for i in range(20_000))
-    with pytest.raises(RequestError, match="lines"):
-        bounded_grammar(f'start: r0\n{rules}\nr20000: "a"')
+@pytest.mark.parametrize(("schemas", "levels"), [(20_000, 0), (498, 4), (150, 8)])
+def test_references_deeper_than_the_librarys_stack_can_follow_are_refused(schemas: int, levels: int) -> None:
+    chain = {f"r{i}": nested(levels, {"$ref": f"#/$defs/r{i + 1}"}) for i in range(schemas)}
+    with pytest.raises(RequestError, match="levels deep"):
+        bounded_schema(json.dumps({"$defs": {**chain, f"r{schemas}": {}}, "$ref": "#/$defs/r0"}))
+
+
+def test_many_schemas_that_are_not_deep_are_taken() -> None:
+    flat: dict[str, Any] = {f"r{i}": nested(3, {"type": "string"}) for i in range(1000)}
+    schema = {"$defs": flat, "anyOf": [{"$ref": f"#/$defs/{name}"} for name in flat]}
+    assert given(schema) == schema
+    circle = {"$defs": {"a": nested(3, {"$ref": "#/$defs/a"})}, "$ref": "#/$defs/a"}
+    assert given(circle) == circle
+
+
+def test_a_reference_into_the_schema_itself_counts_as_deep_as_what_it_names() -> None:
+    schema = {"prefixItems": [nested(400, {"type": "string"}), {"$ref": "#/prefixItems/0"}], "type": "array"}
+    assert schema_levels(schema) == 402 + 401
+    assert schema_levels({"$ref": "#"}) == 1
+    assert schema_levels({"$ref": "#/nowhere/9"}) == 2
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(20_000)) + '\nr20000: "a"',
+        "start: r0\n" + "\n".join(f"r{i}: (((((r{i + 1}?)?)?)?)?)" for i in range(490)) + '\nr490: "a"',
+        "start: r0\n" + "\n".join(f"r{i} \n: r{i + 1}" for i in range(20_000)) + '\nr20000: "a"',
+        "start: a::0x0\na::_ : " + "(" * 700 + '"a"' + ")" * 700,
+        "start: %lark {\nstart: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(700)) + '\nr700: "a"\n}',
+        "start: " + "a " * 10 + "\n" + "\n".join(f"r{i}: r{700 - i}" for i in range(701)),
+    ],
+)
+def test_rules_deeper_than_the_librarys_stack_can_follow_are_refused(grammar: str) -> None:
+    with pytest.raises(RequestError, match="levels deep"):
+        bounded_grammar(grammar)
+
+
+def test_many_rules_that_are_not_deep_are_taken() -> None:
+    words = "\n".join(f'r{i}: "(((: {i}" // ((({{' for i in range(3000))
+    grammar = f"start: {' | '.join(f'r{i}' for i in range(3000))}\n{words}\n"
+    assert bounded_grammar(grammar) == grammar
+
+
+def test_patterns_that_one_value_must_match_all_at_once_are_few() -> None:
+    patterns = [{"pattern": f".*{i}.*"} for i in range(20)]
+    assert given({"anyOf": patterns}) == {"anyOf": patterns}
+    beside = {f"d{i}": {"pattern": f".*{i}.*", "$ref": f"#/$defs/d{i + 1}"} for i in range(20)}
+    for schema in ({"allOf": patterns}, {"properties": {"a": {"allOf": patterns}}}, {"$defs": {**beside, "d20": {}}}):
+        with pytest.raises(RequestError, match="'pattern'"):
+            bounded_schema(json.dumps(schema))
 
 
 def test_a_count_that_a_repeated_key_could_feign_is_refused() -> None:
