@@ -136,6 +136,33 @@ def _glm(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     return text
 
 
+def _hy3(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    text = "<tool_calls>\n"
+    for name, arguments in calls:
+        text += f"<tool_call>{name}<tool_sep>\n"
+        for key, value in arguments.items():
+            said = value if isinstance(value, str) else _dump(value)
+            text += f"<arg_key>{key}</arg_key>\n<arg_value>\0{said}\0</arg_value>\n"
+        text += "</tool_call>\n"
+    parts = f"{text}</tool_calls>".split("\0")
+    return "".join(part if at % 2 else part.replace(">", ":opensource>") for at, part in enumerate(parts))
+
+
+def _atem(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    block = _invoked("atem:function_calls", "atem:invoke", "atem:parameter", False)
+    return "<|eom|><|start|>assistant".join(f" to={call[0]}<|message|>{block([call]).lstrip()}" for call in calls)
+
+
+def _gemma(value: Any) -> str:
+    """A value as Gemma 4 writes it."""
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, Mapping):
+        bare = re.compile(r"[A-Za-z0-9_]+")
+        return "{" + ",".join(f"{k if bare.fullmatch(k) else _gemma(k)}:{_gemma(v)}" for k, v in value.items()) + "}"
+    return f"[{','.join(map(_gemma, value))}]" if isinstance(value, list) else _dump(value)
+
+
 def _r1(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     return (
         "<｜tool▁calls▁begin｜>"
@@ -168,7 +195,28 @@ WRITERS: Mapping[str, Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]] 
     ),
     "dsml": _invoked(f"{_D}tool_calls", f"{_D}invoke", f"{_D}parameter", True),
     "dsml-4.1": _invoked(f"{_D} calls", f"{_D} invoke", f"{_D} parameter", True),
-    "atem": _invoked("atem:function_calls", "atem:invoke", "atem:parameter", False),
+    "atem": _atem,
+    "hy3": _hy3,
+    "lfm2": lambda calls: (
+        "<|tool_call_start|>["
+        + ", ".join(
+            f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in calls
+        )
+        + "]<|tool_call_end|>"
+    ),
+    "gemma-4": lambda calls: "".join(
+        f"<|tool_call>call:{name}{_gemma(arguments)}<tool_call|>" for name, arguments in calls
+    ),
+    "apertus": lambda calls: (
+        "<|tools_prefix|>["
+        + ", ".join(f"{{{_dump(name)}: {_dump(arguments)}}}" for name, arguments in calls)
+        + "]<|tools_suffix|>"
+    ),
+    "gigachat-3": lambda calls: "".join(
+        f"<|message_sep|>\n\nfunction call<|role_sep|>\n{call}" for call in _objects(calls)
+    ),
+    "gigachat-3.1": lambda calls: "".join(f"<|function_call|>{call}" for call in _objects(calls)),
+    "functionary-3.2": lambda calls: ">>>".join(f"{name}\n{_dump(arguments)}" for name, arguments in calls),
     "qwen-xml": _xml("tool_call", "\n"),
     "seed-oss": _xml("seed:tool_call", ""),
     "functionary": lambda calls: "".join(

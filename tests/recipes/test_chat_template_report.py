@@ -33,5 +33,5 @@ def test_a_report_names_what_is_peculiar(recipe: Callable[[str], ChatTemplate]) 
     assert "takes no system message" in quirks("google-gemma-2-2b-it")
     assert "system text of its own" in quirks("Qwen-Qwen2.5-7B-Instruct")
     assert recipe("google-gemma-2-2b-it").report().injectable == ()
-    fallbacks = recipe("Apertus-8B-Instruct").report().fallbacks
+    fallbacks = recipe("MiniMax-M3").report().fallbacks
     assert any("teaches a syntax of calls that is not known here" in line for line in fallbacks)

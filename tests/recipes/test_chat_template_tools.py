@@ -80,7 +80,7 @@ def test_a_call_is_read_as_the_template_writes_it(name: str, recipe: Callable[[s
     history = loaded.render(chat(*LOOP)).ids
     same = next(at for at, (a, b) in enumerate(zip(history, (*asked.ids, -1), strict=False)) if a != b)
     ends = {*asked.stop_ids, loaded._load().vocabulary.control.get("<|observation|>")}
-    end = next(at for at in range(same, len(history)) if history[at] in ends)
+    end = next((at for at in range(same, len(history)) if history[at] in ends), len(history))
     start = asked.start if same == len(asked.ids) else "text"
     answer = read(loaded, replace(asked, start=start), list(history[same:end]))
     assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == [

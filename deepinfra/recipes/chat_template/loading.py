@@ -22,7 +22,7 @@ from deepinfra.recipes.chat_template.selftest import check, plain_text
 from deepinfra.recipes.chat_template.traits import Traits, probe
 from deepinfra.recipes.encoding.loading import TokenizerModel, Vocabulary, load_vocabulary
 from deepinfra.recipes.output.families import family_of
-from deepinfra.recipes.output.families.harmony import HARMONY, HARMONY_REASONING
+from deepinfra.recipes.output.families.harmony import HARMONY
 from deepinfra.recipes.output.families.hermes import HERMES
 from deepinfra.recipes.output.family import Shown
 from deepinfra.recipes.output.grammar import REASONING
@@ -72,13 +72,15 @@ def load(model: TextModel, source: str | None, date: str | None, cache_chars: in
     source = source if source is not None else model.chat_template()
     template = None if source is None else MarkedTemplate(source)
     literals = frozenset() if template is None else template.literals()
-    harmony = source is not None and family_of(source, {}) is HARMONY
+    whole = None if source is None else family_of(source, {})
+    whole = None if whole is None or whole.entries else whole
+    harmony = whole is HARMONY
     vocabulary = load_vocabulary(model, literals, cache_chars, ends=_HARMONY_ENDS if harmony else ())
     version = hashlib.sha256(json.dumps([_RULES, vocabulary.definition, source]).encode()).hexdigest()
     names = frozenset() if template is None else template.names()
     traits = Traits(names=names, literals=literals)
     control = vocabulary.control
-    pair = HARMONY_REASONING if harmony else _reasoning(control, literals)
+    pair = _reasoning(control, literals) if whole is None else whole.reasoning
     family, counting = HERMES, {marker: control[marker] for marker in pair or () if marker in control}
     prepend, renderer = vocabulary.bos, None
     if template is not None and source is not None:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from deepinfra.core.conversation import JsonValue, ToolDefinition
 from deepinfra.core.events import Event, ToolArgumentsDelta, ToolEnd, ToolStart
+from deepinfra.recipes.output.grammar import Notation
+from deepinfra.recipes.output.literals import LiteralScan
 from deepinfra.recipes.output.scan import JsonScan, decoded, escaped, is_json, quoted
+from deepinfra.recipes.output.schemas import resolved
 
 __all__ = ("CallWriter", "schema_types", "types_of")
 
@@ -31,7 +34,7 @@ class CallWriter:
         self._choice, self._index, self._emit = choice, index, emit
         self._parameters = 0
         self._said = False
-        self._scan: JsonScan | None = None
+        self._scan: JsonScan | LiteralScan | None = None
         self._lump: list[str] | None = None
 
     def start(self) -> None:
@@ -55,6 +58,10 @@ class CallWriter:
             self._emit(ToolArgumentsDelta(choice=self._choice, index=self._index, arguments=arguments))
 
     # -- arguments as one JSON value --------------------------------------------------------------
+
+    def written_in(self, notation: Notation) -> None:
+        """The arguments that follow are no JSON."""
+        self._scan = LiteralScan(notation)
 
     def arguments(self, text: str) -> int:
         """Take what belongs to the arguments, and say how many characters did."""
@@ -164,10 +171,7 @@ def schema_types(schema: JsonValue, root: Mapping[str, JsonValue], depth: int = 
         return frozenset(item for item in kind if isinstance(item, str))
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
-        target: JsonValue = root
-        for part in reference[2:].split("/"):
-            target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-        return schema_types(target, root, depth - 1)
+        return schema_types(resolved(reference, root), root, depth - 1)
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, Sequence) and not isinstance(values, str):
         return frozenset(_kind(json.dumps(value)) for value in values)

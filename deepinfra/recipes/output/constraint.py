@@ -89,7 +89,9 @@ def _calls(
     """Calls from their opener on; `free` text may stand before it where it can be told from the calls."""
     if family.calls is None:
         raise UnsupportedFieldError("tool_choice", f"calls in the syntax {family.name!r} cannot be constrained")
-    allowed = [Allowed(tool.name, arguments_schema(tool) if exact or tool.strict else _OPEN) for tool in tools]
+    allowed = [
+        Allowed(tool.name, arguments_schema(tool) if exact or tool.strict else _OPEN, tool.strict) for tool in tools
+    ]
     calls = family.calls(rules, allowed, many)
     if start == "tool" or not family.opener:
         return calls

@@ -22,10 +22,12 @@ class Allowed:
     Attributes:
         name: Its name.
         schema: JSON Schema of its arguments, an object.
+        strict: All of it is to be enforced; else what can be.
     """
 
     name: str
     schema: Mapping[str, JsonValue]
+    strict: bool = False
 
 
 class Shown(Protocol):
@@ -50,13 +52,15 @@ class ToolFamily:
 
     Attributes:
         name: Its name, as `recipe doctor` prints it.
-        entries: The markers that open a block of calls.
+        entries: The markers that open a block of calls. Without any the family's states are how the model writes all
+            answers, and they begin in the one named `header`.
         states: The states inside. `tool` is the one behind an opened block; a prompt may end there. States named
             `text` or `reasoning` replace those of the composition.
         opener: How a block is opened where one is demanded.
         calls: Adds to a grammar what follows the opener: calls of these tools, one or (third argument) more, and the
             end of the block. `None`: the family cannot be constrained.
         prefix: What the model writes before answer text.
+        reasoning: What stands before and after reasoning, of a family without entries.
         text: Regular expression of answer text where a call may stand in its place.
         shown: How a prompt describes tools for the template, if the family can stand in for one.
     """
@@ -67,6 +71,7 @@ class ToolFamily:
     opener: str = ""
     calls: Callable[[Rules, Sequence[Allowed], bool], str] | None = None
     prefix: str = ""
+    reasoning: tuple[str, str] | None = None
     text: str = ANY
     shown: Shown | None = None
 

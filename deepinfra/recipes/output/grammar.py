@@ -10,10 +10,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-__all__ = ("REASONING", "SPOKEN", "TOKENS", "Channel", "Edge", "Grammar", "Marked", "State", "reasoning_states")
+__all__ = (
+    "REASONING",
+    "SPOKEN",
+    "TOKENS",
+    "Channel",
+    "Edge",
+    "Grammar",
+    "Marked",
+    "Notation",
+    "State",
+    "reasoning_states",
+)
 
 REASONING: tuple[tuple[str, str], ...] = (
     ("<think>", "</think>"),
@@ -22,6 +33,10 @@ REASONING: tuple[tuple[str, str], ...] = (
     ("<seed:think>", "</seed:think>"),
     ("<mm:think>", "</mm:think>"),
     ("<thinking>", "</thinking>"),
+    ("<think:opensource>", "</think:opensource>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<|channel>thought\n", "<channel|>"),
+    ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
 )
 """The spellings by which model families open and close their reasoning."""
 
@@ -37,10 +52,34 @@ Channel: TypeAlias = Literal["text", "reasoning", "gap", "header", "arguments", 
 - `text`, `reasoning`: events of that kind.
 - `gap`: scaffolding. White space is dropped; inside a call anything else too, outside one it breaks the block.
 - `header`: held until a marker whose `when` it matches; the pattern's groups `name`, `id` and `key` say what it is.
-- `arguments`: one JSON value, the call's arguments as they are written; ends itself, then comes `after`.
+- `arguments`: one JSON value, or what `notation` says: the call's arguments; ends itself, then comes `after`.
 - `envelope`: one JSON object that holds a call's name and arguments; ends itself, then comes `after`.
 - `value`: the value of the parameter `key`, turned into JSON.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notation:
+    """How a family writes a call's arguments; the brackets around them are the call's.
+
+    Attributes:
+        assign: What stands between an argument's name and its value.
+        close: What ends the arguments.
+        comma: What stands between values, as models write it.
+        colon: What stands between the key of an inner object and its value.
+        bare: Such keys are written without quotes.
+        quote: A marker on both sides of a string, which is written as it is; without one, a string is as Python or
+            JSON has it.
+        words: True, false and null; those of Python and of JSON are read in any case.
+    """
+
+    assign: str
+    close: str
+    comma: str
+    colon: str
+    bare: bool = False
+    quote: str = ""
+    words: tuple[str, str, str] = ("true", "false", "null")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +122,7 @@ class State:
         after: The next state of one that ends itself.
         typed: Of a `value`: a string as it stands, JSON (what is none becomes a string), or what the tool's schema
             says.
+        notation: Of `arguments`: how they are written, if not in JSON; the marker before is their opening bracket.
         declared: Of an `envelope`: it is a call only if its first key and its name say so; else it is text.
         quiet: Of a `header`: one that the answer's end cuts is not told as text.
     """
@@ -94,6 +134,7 @@ class State:
     lead: str = ""
     after: str = ""
     typed: Literal["string", "json", "schema"] = "string"
+    notation: Notation | None = None
     declared: bool = False
     quiet: bool = False
 
@@ -103,7 +144,7 @@ class Marked:
     """A state as the engine reads it: markers as they stand in the stream.
 
     Attributes:
-        state: What was declared.
+        state: What was declared; its notation's quote as it stands in the stream.
         edges: By marker.
         early: Finds the markers that count while no text was written.
         late: Finds the others.
@@ -172,6 +213,8 @@ def _marked(state: State, read: Callable[[str], str]) -> Marked:
         for other in edges:
             if marker != other and other.startswith(marker):
                 raise ValueError(f"the marker {marker!r} is the beginning of {other!r}")
+    if state.notation is not None:
+        state = replace(state, notation=replace(state.notation, quote=read(state.notation.quote)))
     late = [marker for marker, same in edges.items() if not all(edge.first for edge in same)]
     prefixes = frozenset(marker[:size] for marker in edges for size in range(1, len(marker)))
     return Marked(state, edges, _any(edges), _any(late), prefixes, max(map(len, prefixes), default=0))
@@ -187,7 +230,8 @@ def reasoning_states(opening: str, closing: str, control: Mapping[str, int]) -> 
     A closing marker without an opening one is dropped where it is a token, and stays text where it is a string.
     """
     to_text = Edge(marker=closing, to="text")
-    to_reasoning = Edge(marker=opening, to="reasoning", first=opening not in control)
+    is_token = any(token and token in opening for token in control)
+    to_reasoning = Edge(marker=opening, to="reasoning", first=not is_token)
     text_edges = (to_reasoning, to_text) if closing in control else (to_reasoning,)
     return {
         "text": State(channel="text", edges=text_edges, lstrip="\n"),

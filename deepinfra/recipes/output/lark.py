@@ -41,6 +41,14 @@ class Rules:
         self._rules.append(f"{name}{options and f'[{options}]'}: {expression}")
         return name
 
+    def declare(self) -> str:
+        """A name for an expression that is defined later, since it contains itself."""
+        return self.rule("")
+
+    def define(self, name: str, expression: str) -> None:
+        """What a declared name stands for."""
+        self._rules[int(name[1:])] = f"{name}: {expression}"
+
     def either(self, options: Sequence[str]) -> str:
         """One of them, as a whole that can be repeated."""
         return f"({options[0]})" if len(options) == 1 else self.rule(" | ".join(dict.fromkeys(options)))

@@ -130,6 +130,8 @@ class GrammarParser:
             self._envelope = Envelope(self._call, {tool.name for tool in self._tools} if state.declared else None)
         elif state.channel == "value":
             self._open_value()
+        elif state.notation is not None and self._call is not None:
+            self._call.written_in(state.notation)
 
     def _follow(self, edge: Edge, at: int, size: int) -> None:
         """Leave a state by a marker; `at` characters before it are scaffolding."""

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from deepinfra.core.conversation import JsonValue, ToolDefinition
 from deepinfra.core.schemas import LISTS, MAPS, SCHEMAS, VALUES
+from deepinfra.recipes.output.lark import ANY
 
-__all__ = ("arguments_schema",)
+__all__ = ("arguments_schema", "resolved", "string_pattern")
 
 _FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"})
 _LOOKS = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k")
@@ -56,3 +57,25 @@ def _enforced(key: str, value: JsonValue) -> bool:
 
 def _each(schema: JsonValue) -> JsonValue:
     return _loosened(schema) if isinstance(schema, Mapping) else schema
+
+
+def resolved(reference: str, root: Mapping[str, JsonValue]) -> JsonValue:
+    """What a `$ref` inside the schema `root` points to; `None` if to nothing there."""
+    target: JsonValue = root
+    if not reference.startswith("#"):
+        return None
+    for part in reference.removeprefix("#").split("/")[1:]:
+        target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+    return target
+
+
+def string_pattern(schema: Mapping[str, JsonValue]) -> str:
+    """Regular expression of strings that are valid: a pattern need not match from the first character to the last."""
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        start = "" if pattern.startswith("^") else ANY
+        end = "" if re.search(r"(?<!\\)\$$", pattern) else ANY
+        body = pattern.removeprefix("^")
+        return f"{start}(?:{body.removesuffix('$') if not end else body}){end}"
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    return ANY if not least and most == "" else f"(?s:.{{{least},{most}}})"

@@ -17,7 +17,7 @@ from deepinfra.recipes.output.parser import GrammarParser
 from deepinfra.testing.answers import WRITERS, Answer, Bytes, answer_of
 
 _MARKERS = re.compile(
-    r"<\|[^|<>]*\|>|<｜[^｜<>]+｜>|\[[A-Z_]+\]|｜DSML｜|</?(?:tool_call|arg_key|arg_value|seed:tool_call)>"
+    r"<[^<>]*:opensource>|<\|[^|<>]*\|?>|<[a-z_]+\|>|<｜[^｜<>]+｜>|\[[A-Z_]+\]|｜DSML｜|</?(?:tool_call|arg_key|arg_value|seed:tool_call)>"
 )
 
 TOOLS = (
@@ -54,9 +54,11 @@ class Reader:
         text = WRITERS[name]([("f", {"s": "a", "x": 1})])
         self.markers = sorted({*_MARKERS.findall(text), "<think>", "</think>"})
         self.vocabulary = Bytes(self.markers if tokens else ())
-        reasoning = None if name == "harmony" else ("<think>", "</think>")
+        self.whole = not self.family.entries
+        """The family's states are how whole answers are written."""
+        reasoning = None if self.whole else ("<think>", "</think>")
         self.grammar = output_grammar(self.vocabulary.control, reasoning, self.family)
-        self.start = "header" if name == "harmony" else "text"
+        self.start = "header" if self.whole else "text"
 
     def ids(self, text: str) -> list[int]:
         """The answer's ids."""

@@ -68,7 +68,7 @@ calls = st.lists(
 @SHARED
 @given(calls=calls, data=st.data())
 def test_calls_written_in_a_familys_syntax_are_parsed_back_exactly(each, calls, data) -> None:
-    lead = "" if each.name in ("llama3-json", "harmony") else data.draw(st.sampled_from(["", "Let me see.", "a <b"]))
+    lead = "" if each.name == "llama3-json" or each.whole else data.draw(st.sampled_from(["", "Let me see.", "a <b"]))
     text = lead + ("\n" if lead else "") + WRITERS[each.name](calls)
     answer = answer_of(each.events(each.ids(text)))
     assert answer.text == lead
@@ -156,9 +156,18 @@ def test_a_call_of_no_declared_tool_is_a_call_where_the_syntax_says_so(each) -> 
         assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == [("unheard", {"s": "a"})]
 
 
+WHOLE = {
+    "harmony": "what is <|message|>this <tool>?",
+    "atem": " to=user<|message|>this <tool>?",
+    "solar-open": "<|content|>this <tool>?",
+    "functionary-3.2": "all\nthis <tool>?",
+}
+"""By family that writes whole answers: one that is text."""
+
+
 def test_what_opens_a_block_and_holds_no_call_comes_out_as_text(each) -> None:
-    if each.name == "harmony":
-        text, told = "what is <|message|>this", "this"
+    if each.whole:
+        text, told = WHOLE[each.name], "this <tool>?"
     elif each.name == "llama3-json":
         text = told = '{"answer": 42}'
     else:
@@ -167,7 +176,7 @@ def test_what_opens_a_block_and_holds_no_call_comes_out_as_text(each) -> None:
 
 
 def test_a_block_is_text_to_an_answer_without_tools(each) -> None:
-    if each.name == "harmony":
+    if each.whole:
         return
     text = WRITERS[each.name]([("f", {"s": "a"})])
     each.grammar, kept = output_grammar({}, ("<think>", "</think>")), each.grammar
@@ -222,13 +231,18 @@ def test_ids_that_a_format_writes_are_kept(reader, family, ids) -> None:
 
 
 EXPECTED = {
+    "Apertus-8B-Instruct": "apertus",
     "Apriel-1.6-15b-Thinker-fixed": "apriel",
     "ByteDance-Seed-OSS": "seed-oss",
     "Cohere2MoE": "command-r",
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "command-r",
     "GLM-4.6": "glm",
+    "GigaChat3-10B-A1.8B": "gigachat-3",
+    "GigaChat3.1-10B-A1.8B": "gigachat-3.1",
     "Kimi-K2-Instruct": "kimi",
     "Kimi-K2-Thinking": "kimi",
+    "LFM2-8B-A1B": "lfm2",
+    "LFM2.5-8B-A1B": "lfm2",
     "MiMo-VL": "hermes",
     "MiniMax-M1": "minimax-m1",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral-ids",
@@ -244,11 +258,13 @@ EXPECTED = {
     "deepseek-ai-DeepSeek-V3.1": "deepseek-v3.1",
     "deepseek-ai-DeepSeek-V4": "dsml",
     "deepseek-ai-DeepSeek-V4-Flash-0731": "dsml",
+    "google-gemma-4-31B-it-interleaved": "gemma-4",
     "ibm-granite-granite-3.3-2B-Instruct": "granite-3",
     "ibm-granite-granite-4.0": "hermes",
     "inclusionai-ling-3.0-flash": "glm",
     "llama-cpp-deepseek-r1": "deepseek-r1",
     "meetkai-functionary-medium-v3.1": "functionary",
+    "meetkai-functionary-medium-v3.2": "functionary-3.2",
     "meta-llama-Llama-3.2-3B-Instruct": "llama3-json",
     "meta-llama-Llama-3.3-70B-Instruct": "llama3-json",
     "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
@@ -257,6 +273,7 @@ EXPECTED = {
     "openai-gpt-oss-120b": "harmony",
     "poolside-Laguna-S-2.1": "glm",
     "poolside-Laguna-XS-2.1": "glm",
+    "tencent-Hy3": "hy3",
     "unsloth-Apriel-1.5": "apriel",
     "upstage-Solar-Open-100B": "solar-open",
 }

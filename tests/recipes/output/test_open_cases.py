@@ -91,11 +91,11 @@ def test_fact_14_answers_share_no_parser_and_no_decoder(reader) -> None:
 
 
 def test_fact_15_tool_syntax_inside_reasoning_is_no_call(each) -> None:
-    if each.name == "harmony":
-        text = WRITERS["harmony"]([("f", {"s": "a"})])
-        drafted = f"<|channel|>analysis<|message|>I could write to=functions.f {{}}<|end|><|start|>assistant{text}"
-        answer = answer_of(each.events(each.ids(drafted)))
-        assert answer.reasoning == "I could write to=functions.f {}"
+    if each.whole:
+        opening, closing = each.family.reasoning or ("", "")
+        drafted = f"{opening}I could write to=functions.f {{}}{closing}" if opening else ""
+        answer = answer_of(each.events(each.ids(drafted + WRITERS[each.name]([("f", {"s": "a"})]))))
+        assert answer.reasoning == ("I could write to=functions.f {}" if opening else "")
         assert [call.name for call in answer.calls] == ["f"]
         return
     call = WRITERS[each.name]([("f", {"s": "a"})])

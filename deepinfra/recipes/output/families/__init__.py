@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from deepinfra.recipes.output.families.dsml import ATEM, DSML, DSML_41
-from deepinfra.recipes.output.families.glm import GLM
+from deepinfra.recipes.output.families.functionary import FUNCTIONARY, FUNCTIONARY_32
+from deepinfra.recipes.output.families.gigachat import GIGACHAT_3, GIGACHAT_31
+from deepinfra.recipes.output.families.glm import GLM, HY3
 from deepinfra.recipes.output.families.harmony import HARMONY
 from deepinfra.recipes.output.families.hermes import HERMES, MINIMAX_M1
-from deepinfra.recipes.output.families.json_list import APRIEL, COMMAND_R, GRANITE_3, MISTRAL_LIST, NEMOTRON
+from deepinfra.recipes.output.families.json_list import APERTUS, APRIEL, COMMAND_R, GRANITE_3, MISTRAL_LIST, NEMOTRON
+from deepinfra.recipes.output.families.literals import GEMMA_4, LFM2
 from deepinfra.recipes.output.families.llama3_json import LLAMA3_JSON
-from deepinfra.recipes.output.families.qwen_xml import FUNCTIONARY, QWEN_XML, SEED_OSS
+from deepinfra.recipes.output.families.qwen_xml import QWEN_XML, SEED_OSS
 from deepinfra.recipes.output.families.tokens import (
     DEEPSEEK_R1,
     DEEPSEEK_V31,
@@ -28,6 +31,15 @@ _WRITTEN: tuple[tuple[ToolFamily, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "functions.")),
     (DSML_41, ("｜DSML｜", " calls>", " invoke name=")),
     (DSML, ("｜DSML｜", "tool_calls>", "invoke name=")),
+    (GEMMA_4, ("<|tool_call>call:",)),
+    (LFM2, ("<|tool_call_start|>",)),
+    (LFM2, ("<|tool_list_start|>",)),
+    (APERTUS, ("<|tools_prefix|>",)),
+    (GIGACHAT_31, ("<|function_call|>", "<|role_sep|>")),
+    (GIGACHAT_3, ("function call", "<|role_sep|>")),
+    (HY3, ("<tool_calls:opensource>",)),
+    (HY3, ("':opensource'", "<tool_sep{}>")),
+    (FUNCTIONARY_32, (">>>all\n", ">>>${recipient}")),
     (KIMI, ("<|tool_calls_section_begin|>",)),
     (SOLAR_OPEN, ("<|tool_call:begin|>",)),
     (DEEPSEEK_R1, ("<｜tool▁calls▁begin｜>", "```json")),

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from deepinfra.recipes.output.families.tagged import Tags
 from deepinfra.recipes.output.family import Allowed, ToolFamily
@@ -18,7 +19,7 @@ __all__ = ("ATEM", "DSML", "DSML_41")
 _TEXT = r"(?P<{}>[^\n]+)"
 
 
-def _family(name: str, block: str, invoke: str, parameter: str, typed: bool = True) -> ToolFamily:
+def _family(name: str, block: str, invoke: str, parameter: str, typed: bool = True, home: str = "text") -> ToolFamily:
     def opening(kind: str) -> Callable[[str], str]:
         return lambda key: f'<{parameter} name="{key.replace(chr(34), "&quot;") if typed else key}"{kind}>'
 
@@ -46,7 +47,7 @@ def _family(name: str, block: str, invoke: str, parameter: str, typed: bool = Tr
 
     key = _TEXT.format("key")
     kinds = {'" string="true">': "string", '" string="false">': "json"} if typed else {'">': "value"}
-    close = Edge(marker=f"</{block}>", to="text", ends=True)
+    close = Edge(marker=f"</{block}>", to=home, ends=True)
     end = (Edge(marker=f"</{parameter}>", to="invoke"),)
     return ToolFamily(
         name=name,
@@ -78,4 +79,46 @@ def _family(name: str, block: str, invoke: str, parameter: str, typed: bool = Tr
 _D = "｜DSML｜"
 DSML = _family("dsml", f"{_D}tool_calls", f"{_D}invoke", f"{_D}parameter")
 DSML_41 = _family("dsml-4.1", f"{_D} calls", f"{_D} invoke", f"{_D} parameter")
-ATEM = _family("atem", "atem:function_calls", "atem:invoke", "atem:parameter", typed=False)
+_ATEM = _family("atem", "atem:function_calls", "atem:invoke", "atem:parameter", typed=False, home="between")
+_OPEN, _NEXT = "<atem:function_calls>\n", "<|eom|><|start|>assistant"
+
+
+def _atem(rules: Rules, tools: Sequence[Allowed], many: bool) -> str:
+    """A message to the tool for each call."""
+    assert _ATEM.calls is not None
+    one = rules.either(
+        [
+            f"{rules.literal(f' to={tool.name}<|message|>{_OPEN}')} {_ATEM.calls(rules, (tool,), False)}"
+            for tool in tools
+        ]
+    )
+    return one + (f" ({rules.literal(_NEXT)} {one})*" if many else "")
+
+
+_TO = r".*\bto={}(?:\s.*)?"
+_OUT = tuple(Edge(marker=marker, to="between", quiet=True) for marker in ("<|eom|>", "<|eot|>"))
+
+ATEM = replace(
+    _ATEM,
+    entries=(),
+    states={
+        **_ATEM.states,
+        "header": State(
+            channel="header",
+            edges=(
+                Edge(marker="<|message|>", to="reasoning", when=_TO.format("self"), quiet=True),
+                Edge(marker="<|message|>", to="block", when=_TO.format(r"(?!user\b)\S+")),
+                Edge(marker="<|message|>", to="text", quiet=True),
+            ),
+        ),
+        "reasoning": State(channel="reasoning", edges=_OUT),
+        "text": State(channel="text", edges=_OUT),
+        "block": State(channel="gap", edges=_ATEM.entries),
+        "between": State(channel="gap", edges=(*_OUT, Edge(marker="<|start|>", to="header", quiet=True)), quiet=True),
+    },
+    opener="",
+    calls=_atem,
+    prefix=" to=user<|message|>",
+    reasoning=(" to=self<|message|>", _NEXT),
+)
+"""Muse Glimmer: a prompt ends with `<|start|>assistant`. A message to `self` is reasoning, one to a tool a call."""

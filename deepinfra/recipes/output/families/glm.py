@@ -1,6 +1,7 @@
-"""`<tool_call>name`, then `<arg_key>` and `<arg_value>` in turns: GLM 4.5 on, Ling 3, Laguna, Spark.
+"""`<tool_call>name`, then `<arg_key>` and `<arg_value>` in turns: GLM 4.5 on, Ling 3, Laguna, Spark; Hy3.
 
-Values do not say what they are: the tool's schema does.
+Values do not say what they are: the tool's schema does. Hy3 has a block around its calls, a marker behind the name, and
+`:opensource` in every marker.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from deepinfra.recipes.output.family import Allowed, ToolFamily
 from deepinfra.recipes.output.grammar import Edge, State
 from deepinfra.recipes.output.lark import Rules
 
-__all__ = ("GLM",)
+__all__ = ("GLM", "HY3")
 
 
 def _opening(key: str) -> str:
@@ -51,3 +52,48 @@ GLM = ToolFamily(
     opener="\n<tool_call>",
     calls=_calls,
 )
+
+
+def _hy3() -> ToolFamily:
+    def mark(name: str) -> str:
+        return f"<{name}:opensource>"
+
+    def opening(key: str) -> str:
+        return f"{mark('arg_key')}{key}{mark('/arg_key')}\n{mark('arg_value')}"
+
+    tags = Tags(string=opening, other=opening, end=mark("/arg_value"))
+
+    def calls(rules: Rules, tools: Sequence[Allowed], many: bool) -> str:
+        one = rules.either(
+            [
+                rules.literal(f"{mark('tool_call')}{tool.name}{mark('tool_sep')}\n")
+                + f" {tags.parameters(rules, tool.schema)} "
+                + rules.literal(f"{mark('/tool_call')}\n")
+                for tool in tools
+            ]
+        )
+        return f'"\\n" {one}{"+" if many else ""} {rules.literal(mark("/tool_calls"))}'
+
+    end = Edge(marker=mark("/tool_call"), to="tool", ends=True)
+    return ToolFamily(
+        name="hy3",
+        entries=(Edge(marker=mark("tool_calls"), to="tool"),),
+        states={
+            "tool": State(
+                channel="gap",
+                edges=(Edge(marker=mark("tool_call"), to="name"), Edge(marker=mark("/tool_calls"), to="text")),
+            ),
+            "name": State(channel="header", edges=(Edge(marker=mark("tool_sep"), to="body", when=_NAME),)),
+            "body": State(channel="gap", edges=(Edge(marker=mark("arg_key"), to="key"), end)),
+            "key": State(
+                channel="header", edges=(Edge(marker=mark("/arg_key"), to="between", when=r"(?P<key>[^\n]+)"),)
+            ),
+            "between": State(channel="gap", edges=(Edge(marker=mark("arg_value"), to="value"), end)),
+            "value": State(channel="value", edges=(Edge(marker=mark("/arg_value"), to="body"),), typed="schema"),
+        },
+        opener=mark("tool_calls"),
+        calls=calls,
+    )
+
+
+HY3 = _hy3()

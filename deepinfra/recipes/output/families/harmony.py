@@ -61,6 +61,7 @@ HARMONY = ToolFamily(
     name="harmony",
     calls=_calls,
     prefix="<|channel|>final<|message|>",
+    reasoning=HARMONY_REASONING,
     states={
         "header": _HEADER,
         "next": replace(_HEADER, quiet=True),

@@ -1,4 +1,7 @@
-"""Calls as a JSON list of objects behind a marker: Mistral up to Nemo, Nemotron, Apriel, Granite 3, Command-R."""
+"""Calls as a JSON list of objects behind a marker: Mistral up to Nemo, Nemotron, Apriel, Granite 3, Command-R, Apertus.
+
+In Apertus' objects the name is the only key.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from deepinfra.recipes.output.family import Allowed, ToolFamily
 from deepinfra.recipes.output.grammar import Edge, State
 from deepinfra.recipes.output.lark import Rules
 
-__all__ = ("APRIEL", "COMMAND_R", "GRANITE_3", "MISTRAL_LIST", "NEMOTRON")
+__all__ = ("APERTUS", "APRIEL", "COMMAND_R", "GRANITE_3", "MISTRAL_LIST", "NEMOTRON")
 
 
 def _numbered(rules: Rules, tool: Allowed) -> str:
@@ -48,3 +51,35 @@ NEMOTRON = _family("nemotron", "<TOOLCALL>", "</TOOLCALL>")
 APRIEL = _family("apriel", "<tool_calls>", "</tool_calls>", lead="\n")
 GRANITE_3 = _family("granite-3", "<|tool_call|>", "")
 COMMAND_R = _family("command-r", "<|START_ACTION|>", "<|END_ACTION|>", numbered=True)
+
+
+def _apertus(rules: Rules, tools: Sequence[Allowed], many: bool) -> str:
+    one = rules.either([rules.literal('{"' + tool.name + '": ') + f' {rules.json(tool.schema)} "}}"' for tool in tools])
+    more = f" ({rules.literal(', ')} {one})*" if many else ""
+    return f"{rules.literal('[')} {one}{more} {rules.literal(']<|tools_suffix|>')}"
+
+
+APERTUS = ToolFamily(
+    name="apertus",
+    entries=(Edge(marker="<|tools_prefix|>", to="tool"),),
+    states={
+        "tool": State(channel="gap", edges=(Edge(marker="[", to="list"), Edge(marker="<|tools_suffix|>", to="text"))),
+        "list": State(
+            channel="gap",
+            edges=(
+                Edge(marker="{", to="object"),
+                Edge(marker="}", to="list"),
+                Edge(marker=",", to="list"),
+                Edge(marker="]", to="tool"),
+                Edge(marker="<|tools_suffix|>", to="text"),
+            ),
+        ),
+        "object": State(channel="gap", edges=(Edge(marker='"', to="name"),)),
+        "name": State(channel="header", edges=(Edge(marker='"', to="colon", when=r"(?P<name>[^\s<>{}\[\]]+)"),)),
+        "colon": State(channel="gap", edges=(Edge(marker=":", to="arguments"),)),
+        "arguments": State(channel="arguments", after="list"),
+    },
+    opener="<|tools_prefix|>",
+    calls=_apertus,
+)
+"""`<|tools_prefix|>[{"f": {…}}, …]<|tools_suffix|>`."""

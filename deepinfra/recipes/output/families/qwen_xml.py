@@ -1,4 +1,4 @@
-"""`<function=name>` with `<parameter=key>` tags: Qwen3-Coder, Qwen 3.5, Step 3.5, Seed-OSS; with JSON: Functionary.
+"""`<function=name>` with `<parameter=key>` tags: Qwen3-Coder, Qwen 3.5, Step 3.5, Seed-OSS.
 
 Values do not say what they are: the tool's schema does. Qwen3-Coder at times leaves the outer tag out.
 """
@@ -12,7 +12,7 @@ from deepinfra.recipes.output.family import Allowed, ToolFamily
 from deepinfra.recipes.output.grammar import Edge, State
 from deepinfra.recipes.output.lark import Rules
 
-__all__ = ("FUNCTIONARY", "QWEN_XML", "SEED_OSS")
+__all__ = ("QWEN_XML", "SEED_OSS")
 
 _NAME = r"(?P<name>[^\s<>]+)"
 _FUNCTION = Edge(marker="<function=", to="name")
@@ -60,23 +60,3 @@ def _family(name: str, tag: str, line: str) -> ToolFamily:
 
 QWEN_XML = _family("qwen-xml", "tool_call", "\n")
 SEED_OSS = _family("seed-oss", "seed:tool_call", "")
-
-
-def _functionary(rules: Rules, tools: Sequence[Allowed], many: bool) -> str:
-    one = rules.either(
-        [f"{rules.literal(f'{tool.name}>')} {rules.json(tool.schema)} {rules.literal('</function>')}" for tool in tools]
-    )
-    return one + (f" ({rules.literal('<function=')} {one})*" if many else "")
-
-
-FUNCTIONARY = ToolFamily(
-    name="functionary",
-    entries=(_FUNCTION,),
-    states={
-        "name": State(channel="header", edges=(Edge(marker=">", to="arguments", when=_NAME),)),
-        "arguments": State(channel="arguments", after="tool"),
-        "tool": State(channel="gap", edges=(_FUNCTION, Edge(marker="</function>", to="tool"))),
-    },
-    opener="<function=",
-    calls=_functionary,
-)

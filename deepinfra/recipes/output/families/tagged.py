@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deepinfra.core.conversation import JsonValue
 from deepinfra.recipes.output.calls import schema_types
 from deepinfra.recipes.output.lark import ANY, Rules
+from deepinfra.recipes.output.schemas import string_pattern
 
 __all__ = ("Tags",)
 
@@ -75,18 +75,11 @@ class Tags:
         return f"{rules.json({**schema, **definitions})} {rules.literal(self.end + chr(10))}"
 
     def _strings(self, rules: Rules, schema: Mapping[str, JsonValue], root: Mapping[str, JsonValue]) -> list[str]:
-        """A string as it stands, with the closing tag: of what the schema demands, choices, a pattern and lengths."""
+        """A string as it stands, with the closing tag: of what the schema demands, choices, a pattern or lengths."""
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(values, Sequence) and not isinstance(values, str):
             return [rules.literal(value + self.end + "\n") for value in values if isinstance(value, str)]
-        pattern = schema.get("pattern")
-        if isinstance(pattern, str):
-            start = "" if pattern.startswith("^") else ANY
-            end = "" if re.search(r"(?<!\\)\$$", pattern) else ANY
-            body = pattern.removeprefix("^")
-            return [self._until(rules, f"{start}(?:{body.removesuffix('$') if not end else body}){end}")]
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        return [self._until(rules, ANY if not least and most == "" else f"(?s:.{{{least},{most}}})")]
+        return [self._until(rules, string_pattern(schema))]
 
     def _until(self, rules: Rules, expression: str) -> str:
         """A string up to the first closing tag; the line's end before it may be missing, as parsers have it."""

@@ -137,13 +137,27 @@ def _solar(rules: Rules, tools: Sequence[Allowed], many: bool) -> str:
         f"{rules.literal('<|tool_call:args|>')} {rules.json(tool.schema)} {rules.literal('<|tool_call:end|>')}"
         for tool in tools
     ]
-    return f"{rules.either(one)}{'+' if many else ''}"
+    return f"{rules.literal('<|tool_calls|>')} {rules.either(one)}{'+' if many else ''}"
 
+
+_NEXT = (Edge(marker="<|end|>", to="between", quiet=True),)
 
 SOLAR_OPEN = ToolFamily(
     name="solar-open",
-    entries=(Edge(marker="<|tool_calls|>", to="tool"),),
     states={
+        "header": State(
+            channel="gap",
+            edges=(
+                Edge(marker="<|think|>", to="reasoning", quiet=True),
+                Edge(marker="<|content|>", to="text", quiet=True),
+                Edge(marker="<|tool_calls|>", to="tool"),
+            ),
+        ),
+        "reasoning": State(channel="reasoning", edges=_NEXT),
+        "text": State(channel="text", edges=(*_NEXT, Edge(marker="<|tool_calls|>", to="tool"))),
+        "between": State(
+            channel="gap", edges=(*_NEXT, Edge(marker="<|begin|>assistant", to="header", quiet=True)), quiet=True
+        ),
         "tool": State(
             channel="gap",
             edges=(
@@ -155,6 +169,8 @@ SOLAR_OPEN = ToolFamily(
         "name": State(channel="header", edges=(Edge(marker="<|tool_call:args|>", to="arguments", when=_NAME),)),
         "arguments": State(channel="arguments", after="tool"),
     },
-    opener="<|tool_calls|>",
     calls=_solar,
+    prefix="<|content|>",
+    reasoning=("<|think|>", "<|end|><|begin|>assistant"),
 )
+"""A prompt ends with `<|begin|>assistant`; reasoning, text and calls are messages of their own."""
