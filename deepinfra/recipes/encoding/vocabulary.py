@@ -92,8 +92,13 @@ class SafeEncoder:
         return self._pattern.search(text) is not None
 
     def found(self, text: str) -> set[str]:
-        """First characters of the control tokens that `text` spells; empty for text without markers."""
-        return {match[0][0] for match in self._pattern.finditer(text)}
+        """First characters of the control tokens that `text` spells, of overlapping ones too; empty without any."""
+        starts: set[str] = set()
+        match = self._pattern.search(text)
+        while match is not None:
+            starts.add(match[0][0])
+            match = self._pattern.search(text, match.start() + 1)
+        return starts
 
     def defang(self, text: str, substitutes: Mapping[str, str]) -> str:
         """`text` of the same length in which no control token is spelled: the first character of each is replaced.

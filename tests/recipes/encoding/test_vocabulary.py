@@ -171,6 +171,17 @@ def test_defanged_text_has_the_same_length_and_no_marker() -> None:
     assert defanged.replace("\ue000", "<") == text
 
 
+def test_markers_that_share_characters_are_all_defanged() -> None:
+    """Where the first is defanged the second comes to light, whatever it begins with."""
+    tokenizer = TrainedTextModel(None, MARKERS).tokenizer()
+    tokenizer.add_tokens([AddedToken(text, special=True) for text in ("<｜a｜", "｜b｜")])
+    safe, text = encoder(tokenizer), "<｜a｜b｜"
+    assert safe.found(text) == {"<", "｜"}
+    defanged = safe.defang(text, {"<": "\ue000", "｜": "\ue001"})
+    assert defanged == "\ue000｜a\ue001b｜"
+    assert not safe.found(defanged)
+
+
 @pytest.mark.parametrize("kind", sorted(TOKENIZERS))
 def test_output_bytes_are_what_the_decoder_says(kind) -> None:
     from deepinfra.recipes.encoding.tokenizer import bytes_of_tokens
