@@ -105,7 +105,7 @@ class Answer:
         self._undecided += 1
         events = self._parser.feed((token,), entries)
         self._count(events)
-        return self._stops.feed(events)
+        return [*self._stops.feed(events), *self._stops.peek(self._parser.space)]
 
     def _count(self, events: Sequence[Event]) -> None:
         """Count tokens, those that were held back included, as what the first event after them says they are."""

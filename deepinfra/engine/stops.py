@@ -43,18 +43,35 @@ class StopFilter:
         """What was held back, at the end of the answer or where other than text follows."""
         return self._release(len(self._held))
 
+    def peek(self, space: str) -> list[Event]:
+        """End the answer if a stop string completes in `space`: what was written, but may be no text of the answer.
+
+        Nothing of it is kept: what becomes text comes again.
+        """
+        start = len(self._held)
+        if self.stopped is not None or not space or not self._stops:
+            return []
+        self._held += space
+        cut = self._first_match(start)
+        if cut is not None:
+            return self._cut(*cut)
+        self._held = self._held[:start]
+        return []
+
     def _text(self, event: TextDelta) -> list[Event]:
         start = len(self._held)
         self._tokens.extend((start, token) for token in event.tokens)
         self._held += event.text
         cut = self._first_match(start)
-        if cut is not None:
-            position, self.stopped = cut
-            self._tokens = [(at, token) for at, token in self._tokens if at < position]
-            shown = self._release(position)
-            self._held, self._tokens = "", []
-            return shown
-        return self._release(len(self._held) - self._pending())
+        return self._release(len(self._held) - self._pending()) if cut is None else self._cut(*cut)
+
+    def _cut(self, position: int, stop: str) -> list[Event]:
+        """The text before a stop string is the last of the answer."""
+        self.stopped = stop
+        self._tokens = [(at, token) for at, token in self._tokens if at < position]
+        shown = self._release(position)
+        self._held, self._tokens = "", []
+        return shown
 
     def _first_match(self, start: int) -> tuple[int, str] | None:
         """(position, stop) of the match that completes first; only matches that end after `start` are new."""

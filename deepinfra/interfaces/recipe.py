@@ -48,6 +48,13 @@ class OutputParser(Protocol):
     def finish(self, reason: FinishReason) -> Sequence[Event]:
         """What was held back; called once, after the last `feed`. Never returns `Finished`."""
 
+    @property
+    def space(self) -> str:
+        """White space at the end of the answer's text that was not said yet, since a block of calls takes it away.
+
+        Stop strings are looked for in it all the same.
+        """
+
 
 class Recipe(Component):
     """One object per model. Pure and thread-safe: no I/O, clock or randomness in any method."""

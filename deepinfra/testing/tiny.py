@@ -35,6 +35,8 @@ class _Bytes:
 class _Parser:
     """Bytes to text, one event per completed character."""
 
+    space = ""
+
     def __init__(self, tokenizer: _Bytes, choice: int) -> None:
         self._tokenizer, self._choice = tokenizer, choice
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

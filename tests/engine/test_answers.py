@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deepinfra.core.conversation import Conversation, Message, TextPart
+from deepinfra.core.conversation import Conversation, Message, TextPart, ToolDefinition
 from deepinfra.core.events import Event, Finished, ReasoningDelta, TextDelta
 from deepinfra.core.request import GenerateRequest, PromptInput, TextInput
 from deepinfra.engine import Engine, Pool
@@ -43,13 +44,13 @@ class Reasoner:
     def ids_of(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    async def answer(self, drafts: int = 0, **fields: Any) -> list[Event]:
-        prompt = self._recipe.render(ASKED).ids
+    async def answer(self, drafts: int = 0, asked: Conversation = ASKED, **fields: Any) -> list[Event]:
+        prompt = self._recipe.render(asked).ids
         line = [*prompt, *self.ids, *[self._eos] * 20]
         speculator = Oracle(lambda tokens: line[len(tokens)], max_drafts=drafts) if drafts else None
         executor = ReplayExecutor([self.ids], eos=self._eos, vocab_size=self.tokenizer.get_vocab_size())
         async with Engine(self._recipe, Pool(Fcfs(), executor, speculator=speculator)) as engine:
-            return await events_of(engine, GenerateRequest(input=ASKED, **fields))
+            return await events_of(engine, GenerateRequest(input=asked, **fields))
 
 
 def text_of(events: Sequence[Event], choice: int = 0) -> str:
@@ -81,6 +82,25 @@ async def test_fact_18_a_stop_string_inside_the_reasoning_ends_nothing(drafts: i
     assert reasoning_of(events).count("END") == 2
     assert text_of(events) == "the answer "
     assert end_of(events).stop == "END"
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+async def test_a_stop_string_of_white_space_ends_an_answer_at_once_where_tools_are_offered(drafts: int) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    for said, text in ((f"ABC. \n\n{call}", "ABC. "), ("ABC.\n\nmore", "ABC.")):
+        model = Reasoner("</think>" + said)
+        events = await model.answer(drafts, stop=("\n\n",), asked=replace(ASKED, tools=(ToolDefinition(name="f"),)))
+        last = end_of(events)
+        assert (text_of(events), last.reason, last.stop) == (text, "stop", "\n\n")
+        assert len(model.ids_of(f"</think>{text}")) < last.usage.completion_tokens
+        assert last.usage.completion_tokens <= len(model.ids_of(f"</think>{text}\n\n"))
+
+
+async def test_white_space_before_a_call_is_no_text_of_an_answer_without_that_stop_string() -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    asked = replace(ASKED, tools=(ToolDefinition(name="f"),))
+    events = await Reasoner(f"</think>ABC.\n\n{call}").answer(stop=("\n\n\n",), asked=asked)
+    assert (text_of(events), end_of(events).reason) == ("ABC.", "tool_calls")
 
 
 async def test_fact_14_answers_to_one_request_share_neither_parser_nor_decoder() -> None:

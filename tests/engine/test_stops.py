@@ -42,6 +42,22 @@ def test_any_cutting_gives_the_text_before_the_stop_string_that_completes_first(
         assert (shown, stopped) == (whole[: match[0]], match[1])
 
 
+@given(pieces=st.lists(st.text(alphabet="ab \n", max_size=5), max_size=6), space=st.text(alphabet=" \n", max_size=4))
+def test_a_stop_string_that_ends_in_white_space_not_said_yet_ends_the_answer_where_it_would_end(pieces, space) -> None:
+    stops = ["\n\n", "b ", "a\n b"]
+    told, peeked = StopFilter(stops), StopFilter(stops)
+    events = [TextDelta(choice=0, text=piece) for piece in pieces]
+    before = [told.feed(events), peeked.feed(events)]
+    shown = peeked.peek(space)
+    said = told.feed([TextDelta(choice=0, text=space)])
+    assert (before[0], told.stopped) == (before[1], peeked.stopped)
+    assert shown == ([] if told.stopped is None else said)
+    if told.stopped is None:
+        again = StopFilter(stops)
+        both = [*again.feed(events), *again.feed([TextDelta(choice=0, text=space + "a")])]
+        assert [*before[1], *peeked.feed([TextDelta(choice=0, text=space + "a")])] == both
+
+
 def test_nothing_that_could_begin_a_stop_string_is_shown() -> None:
     # vLLM issue 3574: DEF, G, HI were sent before J completed the stop string.
     shown, stopped, pieces = run(["ABC", "DEF", "G", "HI", "J", "KL"], ["DEFGHIJ"])

@@ -112,6 +112,11 @@ class Continued:
         """See `OutputParser.finish`."""
         return self._new(self._parser.finish(reason))
 
+    @property
+    def space(self) -> str:
+        """See `OutputParser.space`."""
+        return "" if self._unsaid else self._parser.space
+
     def _new(self, events: Sequence[Event]) -> list[Event]:
         """Leave out the end of the beginning, which the parser held back because a marker might have begun in it."""
         new, self._calls = self._calls, []

@@ -100,6 +100,13 @@ class GrammarParser:
         self._pending.clear()
         return self._take()
 
+    @property
+    def space(self) -> str:
+        """See `OutputParser.space`."""
+        if self._state.channel != "text" or self._strip:
+            return ""
+        return self._held[: len(self._held) - len(self._held.lstrip(self._state.rstrip or "\0"))]
+
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
         return events
