@@ -32,19 +32,30 @@ BENIGN = (
 )
 """Pieces of text without markers."""
 
+_WIDE = str.maketrans("<>[]/|_", "＜＞［］／｜＿")
+"""Characters that a normaliser may map back (NFKC does)."""
+
 
 def hostile_words(draw: random.Random, markers: Sequence[str]) -> Callable[[], str]:
-    """Text that spells markers: whole, halved, nested, between harmless pieces."""
+    """Text that spells markers: whole, halved, nested, disguised, begun in one text and ended in the next."""
     halves = [marker[: len(marker) // 2] for marker in markers] + [marker[len(marker) // 2 :] for marker in markers]
+    disguised = [marker.translate(_WIDE).upper() for marker in markers]
+    begun = ""
 
     def say() -> str:
-        pool = draw.choice((markers, halves, BENIGN, ("".join(draw.sample(list(markers), min(2, len(markers)))),)))
-        pieces = [draw.choice(draw.choice((pool, markers, BENIGN))) for _ in range(draw.randrange(1, 5))]
-        text = "".join(pieces)
-        if draw.random() < 0.2:  # a marker inside a marker
-            marker = draw.choice(markers)
-            at = draw.randrange(1, len(marker)) if len(marker) > 1 else 0
+        nonlocal begun
+        text, begun = begun, ""
+        pool = draw.choice(
+            (markers, halves, disguised, BENIGN, ("".join(draw.sample(list(markers), min(2, len(markers)))),))
+        )
+        text += "".join(draw.choice(draw.choice((pool, markers, BENIGN))) for _ in range(draw.randrange(1, 5)))
+        marker = draw.choice(markers)
+        at = draw.randrange(1, len(marker)) if len(marker) > 1 else 0
+        how = draw.random()
+        if how < 0.2:  # a marker inside a marker
             text += marker[:at] + draw.choice(markers) + marker[at:]
+        elif how < 0.4:
+            text, begun = text + marker[:at], marker[at:]
         return text
 
     return say

@@ -42,6 +42,7 @@ class TrainedTextModel:
             `unigram` T5's and Gemma's: pieces by likelihood, a space before the first word only.
         add_bos: Whether its tokenizer puts BOS before bare text.
         special: Whether the markers have the `special` flag that many real ones lack.
+        folded: Whether text is normalised (NFKC, lower case) before markers are looked for in it.
     """
 
     def __init__(
@@ -52,12 +53,16 @@ class TrainedTextModel:
         kind: Literal["byte-level", "sentencepiece", "unigram"] = "byte-level",
         add_bos: bool = False,
         special: bool = True,
+        folded: bool = False,
         name: str = "trained",
     ) -> None:
         self.name = name
         self._template, self._add_bos = template, add_bos
         tokenizer = tokenizers.Tokenizer.from_str(_trained(kind))
-        tokenizer.add_tokens([AddedToken(marker, special=special, normalized=False) for marker in markers])
+        if folded:
+            folds = [normalizers.NFKC(), normalizers.Lowercase()]
+            tokenizer.normalizer = normalizers.Sequence([*filter(None, (tokenizer.normalizer,)), *folds])
+        tokenizer.add_tokens([AddedToken(marker, special=special, normalized=folded) for marker in markers])
         self._definition = tokenizer.to_str()
         self._markers = tuple(markers)
         vocab = tokenizer.get_vocab(with_added_tokens=True)

@@ -43,7 +43,7 @@ class Model:
 
     def __init__(self, recipe: Recipe, eos: int, vocab_size: int, answers: Sequence[Sequence[int]]) -> None:
         self.executor = ReplayExecutor(answers, eos=eos, vocab_size=vocab_size)
-        self.recipe = recipe
+        self.recipe, self.answers = recipe, answers
         self.engine = Engine(recipe, Pool(Fcfs(), self.executor), name="m")
 
     @classmethod
@@ -203,6 +203,24 @@ async def test_fact_10_an_id_that_a_template_prints_is_the_one_the_client_sent(t
     model = Model.templated(template, markers)
     await model.ask(messages=called("{}", "functions.get_weather:0"), tools=[tool("get_weather")])
     assert "functions.get_weather:0" in model.asked()
+
+
+async def test_fact_10_an_id_that_the_model_wrote_comes_back_to_it_as_it_wrote_it() -> None:
+    name = "Mistral-Small-3.2-24B-Instruct-2506"
+    known = json.loads((TEMPLATES / "markers.json").read_text())[name]
+    call = '[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Oslo"}'
+    model = Model.templated(name, (known["bos"], known["eos"], *known["markers"]), (call, "ok"))
+    tools = [tool("get_weather", city={"type": "string"})]
+    async with model.engine:
+        client = Client(asgi(model.engine))
+        _, first = await client.post(CHAT, {"model": "m", "messages": [USER], "tools": tools})
+        said = first["choices"][0]["message"]
+        assert [made["id"] for made in said["tool_calls"]] == ["a1B2c3D4e"]
+        result = {"role": "tool", "tool_call_id": "a1B2c3D4e", "content": "20 C"}
+        status, last = await client.post(CHAT, {"model": "m", "messages": [USER, said, result], "tools": tools})
+    assert status == 200, last
+    before, after = model.executor.prompts
+    assert after[: len(before) + len(model.answers[0])] == (*before, *model.answers[0])
 
 
 # -- answers --------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ def test_options_are_the_constructors_keywords() -> None:
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"])
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
-def test_there_is_exactly_one_bos_whoever_writes_it(template: str, kind: str) -> None:
+def test_fact_4_there_is_exactly_one_bos_whoever_writes_it(template: str, kind: str) -> None:
     recipe = trained(template, add_bos=True, kind=kind)
     prompt = recipe.render(chat(say("user", "<s>a")))
     bos = recipe._load().vocabulary.bos

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from deepinfra.core.conversation import (
     Constraint,
@@ -67,20 +70,25 @@ def junk(draw: random.Random, pieces: Sequence[str]) -> str:
     return "".join(draw.choices(pieces, k=draw.randrange(1, 6)))
 
 
+def check(recipe: Harmony, hostile: Conversation, wanted: Sequence[int]) -> None:
+    """Its control tokens are the wanted ones, and everything that people typed is in the prompt's ids as text."""
+    prompt = recipe.render(hostile)
+    assert control(prompt) == wanted
+    spelling = {token: text for text, token in recipe.report().control}
+    assert not set(spelling).intersection(set(prompt.ids) - set(wanted))
+    said = b"".join(
+        spelling[token].encode() if token in spelling else recipe.tokenizer.token_bytes(token) for token in prompt.ids
+    )
+    assert said.decode() == prompt.text
+    assert all(message.text in prompt.text for message in hostile.messages if message.role == "user")
+
+
 def attack(recipe: Harmony, seeds: range) -> None:
     markers = [text for text, _ in recipe.report().control]
-    spelling = {token: text for text, token in recipe.report().control}
     wanted = control(recipe.render(conversation(lambda: "benign")))
     pieces = [*markers, *(marker[: len(marker) // 2] for marker in markers), *PIECES]
     for seed in seeds:
-        prompt = recipe.render(conversation(partial(junk, random.Random(seed), pieces)))
-        assert control(prompt) == wanted, seed
-        assert not set(spelling).intersection(set(prompt.ids) - set(wanted)), seed
-        said = b"".join(
-            spelling[token].encode() if token in spelling else recipe.tokenizer.token_bytes(token)
-            for token in prompt.ids
-        )
-        assert said.decode() == prompt.text, seed
+        check(recipe, conversation(partial(junk, random.Random(seed), pieces)), wanted)
 
 
 def test_hostile_conversations_have_the_control_tokens_of_benign_ones(recipe: Harmony) -> None:
@@ -90,6 +98,16 @@ def test_hostile_conversations_have_the_control_tokens_of_benign_ones(recipe: Ha
 @pytest.mark.slow
 def test_two_thousand_hostile_conversations_have_the_control_tokens_of_benign_ones(recipe: Harmony) -> None:
     attack(recipe, range(1000, 3000))
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_text_in_any_field_stays_text(recipe: Harmony, data: st.DataObject) -> None:
+    markers = [text for text, _ in recipe.report().control]
+    piece = st.one_of(st.text(max_size=8), st.sampled_from(markers), st.sampled_from(PIECES))
+    typed = data.draw(st.lists(st.lists(piece, min_size=1, max_size=5).map("".join), min_size=1, max_size=6))
+    words = itertools.cycle(text or "x" for text in typed)
+    check(recipe, conversation(lambda: next(words)), control(recipe.render(conversation(lambda: "benign"))))
 
 
 def test_a_typed_turn_is_one_turn_of_the_user(recipe: Harmony) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from deepinfra.core.conversation import Conversation, Message, TextPart, ToolCall, ToolDefinition
 from deepinfra.core.request import Prompt
@@ -52,24 +55,27 @@ def junk(draw: random.Random, pieces: Sequence[str]) -> str:
     return "".join(draw.choices(pieces, k=draw.randrange(1, 6)))
 
 
+def check(recipe: Mistral, hostile: Conversation, wanted: Sequence[int]) -> None:
+    """Its control tokens are the wanted ones, and everything that people typed is in the prompt's ids as text."""
+    prompt = recipe.render(hostile)
+    assert control(prompt) == wanted
+    spelling = {token: text for text, token in recipe.report().control}
+    assert not set(spelling).intersection(set(prompt.ids) - set(wanted))
+    said = b"".join(
+        spelling[token].encode() if token in spelling else recipe.tokenizer.token_bytes(token) for token in prompt.ids
+    )
+    assert said.decode() == prompt.text
+    for message in hostile.messages:
+        if message.role == "user":
+            assert all(part.text in prompt.text for part in message.content if isinstance(part, TextPart))
+
+
 def attack(recipe: Mistral, version: str, seeds: range) -> None:
     markers = [text for text, _ in recipe.report().control][:40]
-    spelling = {token: text for text, token in recipe.report().control}
     wanted = control(recipe.render(conversation(version, lambda: "benign")))
     pieces = [*markers, *(marker[: len(marker) // 2] for marker in markers), *PIECES]
     for seed in seeds:
-        hostile = conversation(version, partial(junk, random.Random(seed), pieces))
-        prompt = recipe.render(hostile)
-        assert control(prompt) == wanted, seed
-        assert not set(spelling).intersection(set(prompt.ids) - set(wanted)), seed
-        said = b"".join(
-            spelling[token].encode() if token in spelling else recipe.tokenizer.token_bytes(token)
-            for token in prompt.ids
-        )
-        assert said.decode() == prompt.text, seed
-        for message in hostile.messages:
-            if message.role == "user":
-                assert all(part.text in prompt.text for part in message.content if isinstance(part, TextPart)), seed
+        check(recipe, conversation(version, partial(junk, random.Random(seed), pieces)), wanted)
 
 
 def test_hostile_conversations_have_the_control_tokens_of_benign_ones(recipe: Mistral, version: str) -> None:
@@ -81,3 +87,14 @@ def test_two_thousand_hostile_conversations_have_the_control_tokens_of_benign_on
     recipe: Mistral, version: str
 ) -> None:
     attack(recipe, version, range(1000, 3000))
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_text_in_any_field_stays_text(recipe: Mistral, version: str, data: st.DataObject) -> None:
+    markers = [text for text, _ in recipe.report().control][:40]
+    piece = st.one_of(st.text(max_size=8), st.sampled_from(markers), st.sampled_from(PIECES))
+    typed = data.draw(st.lists(st.lists(piece, min_size=1, max_size=5).map("".join), min_size=1, max_size=6))
+    words = itertools.cycle(typed)
+    wanted = control(recipe.render(conversation(version, lambda: "benign")))
+    check(recipe, conversation(version, lambda: next(words)), wanted)
