@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
@@ -101,6 +102,14 @@ def test_id_and_name_of_a_call_come_only_with_its_first_delta() -> None:
 def test_a_normal_end_after_calls_is_tool_calls_and_being_cut_is_not() -> None:
     assert chunks(CALLS)[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert chunks([*CALLS[:-1], finished(reason="length")])[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("stop", "stop"), ("length", "length"), ("context", "length"), ("content_filter", "content_filter")],
+)
+def test_finish_reasons_are_openais(reason: FinishReason, told: str) -> None:
+    assert chunks([TextDelta(choice=0, text="a"), finished(reason=reason)])[-1]["choices"][0]["finish_reason"] == told
 
 
 def test_the_folded_answer_has_calls_and_no_content() -> None:
