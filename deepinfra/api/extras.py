@@ -13,6 +13,7 @@ from deepinfra.api.wire import Options, SamplingFields
 from deepinfra.core.conversation import Constraint
 from deepinfra.core.digits import json_text
 from deepinfra.core.request import GenerateRequest, PromptInput
+from deepinfra.engine.nesting import bare_grammar
 from deepinfra.errors import RequestError, UnsupportedFieldError
 
 __all__ = ("ExtraFields", "StructuredOutputs", "schema_constraint")
@@ -22,8 +23,12 @@ _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _REGEX_SYNTAX = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")
 """Characters that mean something in Rust's regular expressions."""
 
-_LARK_TEXT = re.compile(r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
-"""Comments, strings and expressions of a Lark grammar: what is left of it names rules and tokens."""
+_REFUSED = {
+    "<": "names control tokens, which no request may",
+    "~": "has '~': what a text is not may be a control token; write a repetition as {2,5}",
+    "&": "has '&': what must match several expressions at once takes too long to find out",
+}
+"""What a request's grammar may not have, and why."""
 
 
 class StructuredOutputs(Options):
@@ -44,7 +49,8 @@ class StructuredOutputs(Options):
 
         Raises:
             RequestError: Not exactly one way is used, or JSON in a string is none.
-            UnsupportedFieldError: A grammar names control tokens, which are the recipe's to place.
+            UnsupportedFieldError: A grammar that can reach control tokens, which are the recipe's to place, or that
+                can take for ever to compile.
         """
         given = [kind for kind in _KINDS if getattr(self, "json_" if kind == "json" else kind) not in (None, False)]
         if len(given) != 1:
@@ -57,8 +63,10 @@ class StructuredOutputs(Options):
             escaped = (_REGEX_SYNTAX.sub(r"\\\g<0>", text) for text in self.choice)
             return Constraint(kind="regex", source="|".join(f"(?:{text})" for text in escaped))
         if self.grammar is not None:
-            if "<" in _LARK_TEXT.sub("", self.grammar):
-                raise UnsupportedFieldError("structured_outputs.grammar", "names control tokens, which no request may")
+            bare = bare_grammar(self.grammar)
+            for sign, why in _REFUSED.items():
+                if sign in bare:
+                    raise UnsupportedFieldError("structured_outputs.grammar", why)
             return Constraint(kind="grammar", source=self.grammar)
         return Constraint(kind="json")
 
