@@ -3,12 +3,14 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfra.core.events import Event, ReasoningDelta, TextDelta, TokenLogprobs
+from deepinfra.engine.stops import StopFilter
 from deepinfra.recipes.output.family import output_grammar
 from deepinfra.recipes.output.grammar import Edge, Grammar, State
 from deepinfra.recipes.output.parser import GrammarParser
@@ -34,14 +36,20 @@ def ids_of(text: str) -> list[int]:
 
 
 def parse(
-    grammar: Grammar, start: str, ids: list[int], cuts: list[int] | None = None, probs: bool = False
+    grammar: Grammar,
+    start: str,
+    ids: list[int],
+    cuts: list[int] | None = None,
+    probs: bool = False,
+    stops: Sequence[str] = (),
 ) -> list[Event]:
-    parser = GrammarParser(grammar, start, token_bytes)
+    parser, stop = GrammarParser(grammar, start, token_bytes), StopFilter(stops)
     entries = [TokenLogprobs(token, token_bytes(token), -float(at)) for at, token in enumerate(ids)] if probs else []
     events: list[Event] = []
     for begin, end in itertools.pairwise((0, *(cuts or ()), len(ids))):
-        events += parser.feed(ids[begin:end], entries[begin:end])
-    return [*events, *parser.finish("stop")]
+        events += stop.feed(parser.feed(ids[begin:end], entries[begin:end]))
+    events += stop.feed(parser.finish("stop"))
+    return [*events, *stop.flush()]
 
 
 def said(events: list[Event]) -> list[tuple[str, str]]:
@@ -80,12 +88,13 @@ pieces = st.lists(
 
 @settings(max_examples=300)
 @given(pieces, st.sampled_from(sorted(GRAMMARS)), st.sampled_from(["text", "reasoning"]), st.data())
-def test_every_cut_gives_the_same_events(words, grammar, start, data) -> None:
+def test_every_cut_gives_the_same_events_with_and_without_stop_strings(words, grammar, start, data) -> None:
     ids = ids_of("".join(words))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
-    whole = parse(GRAMMARS[grammar], start, ids, probs=True)
-    assert parse(GRAMMARS[grammar], start, ids, cuts, probs=True) == whole
-    assert parse(GRAMMARS[grammar], start, ids, list(range(len(ids))), probs=True) == whole
+    stops = data.draw(st.sampled_from([(), ("a",), ("\n", "é🙂"), (" a", "aa\n"), ("<th",)]))
+    whole = parse(GRAMMARS[grammar], start, ids, probs=True, stops=stops)
+    assert parse(GRAMMARS[grammar], start, ids, cuts, probs=True, stops=stops) == whole
+    assert parse(GRAMMARS[grammar], start, ids, list(range(len(ids))), probs=True, stops=stops) == whole
 
 
 def test_a_grammar_that_cannot_be_followed_is_refused() -> None:
