@@ -19,7 +19,8 @@ _UNSAID = ("additionalItems", "allOf", "maxProperties", "minProperties", "patter
 _NUMERIC = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 _STRING = ("format", "maxLength", "minLength", "pattern")
 _KINDS = ("string", "number", "boolean", "null", "array", "object")
-_BARE = re.compile(r"[A-Za-z0-9_.-]+")
+_KEY = "[A-Za-z0-9_.-]{1,64}"
+_BARE = re.compile(_KEY)
 
 
 class Shapes:
@@ -140,22 +141,20 @@ class Shapes:
     def _other(self, inner: bool) -> str:
         """The key of a member that the schema does not name."""
         rules, notation = self._rules, self._notation
-        key = rules.pattern("[A-Za-z0-9_.-]{1,64}")
         if not inner:
-            return f"{key} {rules.literal(notation.assign)}"
-        return (
-            f"{key} {rules.literal(notation.colon)}"
-            if notation.bare
-            else f'"\\"" {key} {rules.literal(chr(34) + notation.colon)}'
-        )
+            return f"{rules.pattern(_KEY)} {rules.literal(notation.assign)}"
+        quotes = (notation.quote,) if notation.quote else ("'", '"')
+        keys = [f"{rules.literal(quote)} {rules.pattern(_KEY)} {rules.literal(quote)}" for quote in quotes]
+        keys += [rules.pattern(_KEY)] if notation.bare else []
+        return f"{rules.either(keys)} {rules.literal(notation.colon)}"
 
     def _repeated(self, item: str, least: JsonValue, most: JsonValue) -> str:
         comma = self._rules.literal(self._notation.comma)
         least = least if isinstance(least, int) else 0
         if most == 0:
             return ""
-        more = f"{{{max(least - 1, 0)},{most - 1 if isinstance(most, int) else ''}}}"
-        return f"({item} ({comma} {item}){more}){'' if least else '?'}"
+        more = f"({comma} {item}){{{max(least - 1, 0)},{most - 1 if isinstance(most, int) else ''}}}"
+        return f"({item} {more if most != 1 else ''}){'' if least else '?'}"
 
     def _any(self) -> str:
         return self._once("", lambda: self._rules.either([self._typed(kind, {}) for kind in _KINDS]))

@@ -350,7 +350,7 @@ def test_what_no_grammar_can_enforce_is_left_out_of_a_tool_that_is_not_strict() 
             assert matcher.validate_tokens(list(b"abc")) == 2
 
 
-@pytest.mark.parametrize("family", ["dsml", "qwen-xml", "glm"])
+@pytest.mark.parametrize("family", ["dsml", "qwen-xml", "glm", "lfm2", "gemma-4"])
 def test_a_schema_without_properties_allows_any_parameters(family) -> None:
     open_tool = ToolDefinition(name="f", parameters={"type": "object"})
     vocabulary = byte_vocabulary(family, True)
@@ -361,6 +361,88 @@ def test_a_schema_without_properties_allows_any_parameters(family) -> None:
     matcher = vocabulary.matcher(constraint)
     assert matcher.try_consume_tokens(ids) == len(ids)
     assert matcher.is_accepting()
+
+
+SHAPES = {
+    "arrays": (
+        {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
+        [1, 2, 3],
+        [[1], [1, 2, 3, 4], ["a", "b"]],
+    ),
+    "one item": ({"type": "array", "maxItems": 1}, [None], [[1, 2]]),
+    "no items": ({"type": "array", "maxItems": 0}, [], [[1]]),
+    "anything": ({}, {"a": [1.5, "x", True, None, {"b": {}}], "c-d": []}, []),
+    "choices": ({"enum": ["a b", 1, None, [True]]}, [True], ["a", [False]]),
+    "any of": ({"anyOf": [{"type": "integer", "maximum": 5}, {"type": "string"}]}, 5, [6, True]),
+    "types": ({"type": ["boolean", "null"]}, None, [0, "x"]),
+    "tree": ({"$ref": "#/$defs/t"}, {"v": 1, "kids": [{"v": 2, "kids": []}]}, [{"v": "x", "kids": []}, {"v": 1}]),
+    "more": (
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}},
+        {"a": 1, "b": None},
+        [{"b": 1}],
+    ),
+    "not named": (
+        {"type": "object", "properties": {"a": {}}, "required": ["b"], "additionalProperties": True},
+        {"b": 1},
+        [{"a": 1}],
+    ),
+    "optional": (
+        {
+            "type": "object",
+            "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}},
+            "required": ["b"],
+            "additionalProperties": False,
+        },
+        {"b": 2, "c": 3},
+        [{"a": 1}, {"c": 3, "b": 2}, {"b": 2, "d": 1}],
+    ),
+    "no type": ({"properties": {"a": {"type": "integer"}}, "additionalProperties": False}, {"a": 1}, [{"a": "x"}]),
+}
+TREE = {
+    "type": "object",
+    "properties": {"v": {"type": "integer"}, "kids": {"type": "array", "items": {"$ref": "#/$defs/t"}}},
+    "required": ["v", "kids"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize("family", ["lfm2", "gemma-4", "hermes"])
+def test_every_notation_holds_values_to_their_schema(family, case) -> None:
+    schema, valid, invalid = SHAPES[case]
+    tool = ToolDefinition(
+        name="f",
+        strict=True,
+        parameters={"type": "object", "properties": {"x": schema}, "required": ["x"], "$defs": {"t": TREE}},  # type: ignore[dict-item]
+    )
+    conversation = Conversation(messages=(USER,), tools=(tool,), tool_choice=ToolChoice(mode="required"))
+    vocabulary = byte_vocabulary(family, True)
+    constraint = compose(conversation, control=vocabulary.control, family=FAMILIES[family])
+    assert constraint is not None
+    for value in (valid, *invalid):
+        ids, matcher = vocabulary.marked(WRITERS[family]([("f", {"x": value})])), vocabulary.matcher(constraint)
+        taken = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+        assert taken == (value is valid), (value, constraint.source)
+
+
+@pytest.mark.parametrize("word", ["allOf", "prefixItems", "patternProperties", "minProperties"])
+def test_what_a_notation_cannot_be_held_to_is_refused_of_a_strict_tool_and_left_free_else(word) -> None:
+    schema = {
+        "type": "object",
+        word: {"p": {}} if word == "patternProperties" else 1 if word == "minProperties" else [{}],
+    }
+    for strict in (False, True):
+        tool = ToolDefinition(name="f", strict=strict, parameters={"type": "object", "properties": {"x": schema}})  # type: ignore[dict-item]
+        conversation = Conversation(messages=(USER,), tools=(tool,), tool_choice=ToolChoice(mode="required"))
+        vocabulary = byte_vocabulary("gemma-4", True)
+        if strict:
+            with pytest.raises(UnsupportedFieldError, match=rf"'{word}' of the strict tool 'f'"):
+                compose(conversation, control=vocabulary.control, family=FAMILIES["gemma-4"])
+            continue
+        constraint = compose(conversation, control=vocabulary.control, family=FAMILIES["gemma-4"])
+        assert constraint is not None
+        ids = vocabulary.marked(WRITERS["gemma-4"]([("f", {"x": {"any": [1]}})]))
+        assert vocabulary.matcher(constraint).try_consume_tokens(ids) == len(ids)
 
 
 def test_a_quote_in_a_parameters_name_is_spelled_as_it_is_read() -> None:
