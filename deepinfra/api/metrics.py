@@ -150,13 +150,25 @@ def _schedulers(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
         "Relative error of the latest predicted step times, as median and 95th percentile.",
         labels=(*labels, "quantile"),
     )
+    tokens = GaugeMetricFamily(
+        "deepinfra_backlog_tokens", "Prompt tokens without cache of sequences that wait.", labels=labels
+    )
+    seconds = GaugeMetricFamily(
+        "deepinfra_backlog_seconds", "Predicted seconds that computing these takes.", labels=labels
+    )
+    refused = CounterMetricFamily("deepinfra_refused", "Sequences not admitted.", labels=labels)
+    shed = CounterMetricFamily("deepinfra_shed", "Waiting sequences ended so that others had room.", labels=labels)
     for model, pool in pools:
         found = pool.scheduler
+        tokens.add_metric((model, pool.name), found.backlog_tokens)
+        seconds.add_metric((model, pool.name), found.backlog_s)
+        refused.add_metric((model, pool.name), found.refused)
+        shed.add_metric((model, pool.name), found.shed)
         learned.add_metric((model, pool.name), found.learned)
         for quantile, value in (("0.5", found.error_median), ("0.95", found.error_p95)):
             if value is not None:
                 error.add_metric((model, pool.name, quantile), value)
-    yield from (learned, error)
+    yield from (learned, error, tokens, seconds, refused, shed)
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: tuple[str, ...], snapshot: HistogramSnapshot) -> None:

@@ -140,11 +140,19 @@ class SchedulerStats(NamedTuple):
         error_median: Relative error of the latest predictions, each made before its step was learned from; `None`
             before there was one.
         error_p95: The error that 95 % of them do not exceed.
+        backlog_tokens: Prompt tokens without cache of sequences that wait.
+        backlog_s: Seconds that computing these is predicted to take.
+        refused: Sequences not admitted.
+        shed: Waiting sequences ended so that others had room.
     """
 
     learned: int = 0
     error_median: float | None = None
     error_p95: float | None = None
+    backlog_tokens: int = 0
+    backlog_s: float = 0.0
+    refused: int = 0
+    shed: int = 0
 
 
 # -- executor -------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from deepinfra.core.buckets import DEFAULT_EDGES, bucket_of
 from deepinfra.core.ids import SeqId
 from deepinfra.core.step import Choice, Job, RunRow, SchedulerStats, StepReport, StepView
 from deepinfra.interfaces.scheduler import Scheduler
+from deepinfra.schedulers.admission import Limits
 from deepinfra.schedulers.overtaking import Overtakes
-from deepinfra.schedulers.predictor import MEMORY, StepCost, StepPredictor, StepWork, percentile
+from deepinfra.schedulers.predictor import MEMORY, StepCost, StepWork
 from deepinfra.schedulers.queue import Entry, Grants, Queue, give_decode
 from deepinfra.schedulers.timings import Timings
 from deepinfra.schedulers.turns import Chunk, Lane, Turns, chunk_work
@@ -56,6 +57,8 @@ class Bucketed(Scheduler):
             the executor's token limit.
         decode_share: Part of a step's predicted time that decoding keeps, if anything decodes; 0 protects nothing.
         max_queue: Waiting sequences beyond which `add` refuses.
+        max_queue_tokens: Prompt tokens without cache that may wait; `None` is no limit.
+        max_queue_s: Predicted seconds of prompts that may wait; `None` is no limit.
         max_overtakes: See above.
         aging_steps: See above.
         timings: Folder in which measured step times are kept for the next start; `None` keeps none. A life of fewer
@@ -69,16 +72,23 @@ class Bucketed(Scheduler):
         step_budget_s: float | None = 0.25,
         decode_share: float = 0.25,
         max_queue: int = 4096,
+        max_queue_tokens: int | None = None,
+        max_queue_s: float | None = None,
         max_overtakes: int = 64,
         aging_steps: int = 256,
         timings: str | Path | None = None,
     ) -> None:
         self.edges = tuple(edges)
         self.max_overtakes = max_overtakes
-        self.predictor = StepPredictor()
         self._budget_s, self._share, self._aging = step_budget_s, decode_share, aging_steps
-        self._queue = Queue(lines=len(self.edges) + 1, max_queue=max_queue)
         self._overtakes = Overtakes(max_overtakes)
+        self._queue = Queue(
+            lines=len(self.edges) + 1,
+            limits=Limits(max_queue, max_queue_tokens, max_queue_s),
+            allowance=self._prompts_s,
+            patience=self._overtakes.patience,
+        )
+        self.predictor = self._queue.predictor
         self._work = [0.0] * (len(self.edges) + 1)
         self._step = 0
         self._folder = timings
@@ -127,10 +137,7 @@ class Bucketed(Scheduler):
 
     def stats(self) -> SchedulerStats:
         """See `Scheduler.stats`."""
-        errors = self.predictor.errors
-        if not errors:
-            return SchedulerStats(learned=self.predictor.learned)
-        return SchedulerStats(self.predictor.learned, percentile(errors, 0.5), percentile(errors, 0.95))
+        return self._queue.stats()
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -138,7 +145,11 @@ class Bucketed(Scheduler):
         """See `Scheduler.add`."""
         priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, job.priority))
         line = bucket_of(job.uncached, self.edges)
-        self._overtakes.wait(self._queue.add(job, line=line, key=self._step - priority * self._aging))
+        key = self._step - priority * self._aging
+        entry, leaving = self._queue.add(job, now=self.clock.now(), line=line, key=key, priority=priority)
+        for other in leaving:
+            self._overtakes.leave(other)
+        self._overtakes.wait(entry)
 
     def finish(self, seq: SeqId) -> None:
         """See `Scheduler.finish`."""
@@ -150,13 +161,12 @@ class Bucketed(Scheduler):
 
     def commit(self, report: StepReport) -> None:
         """See `Scheduler.commit`."""
-        self.predictor.observe(report)
+        opened, preempted = self._queue.commit(report)
         cost = self.predictor.cost
         for row in report.rows:
-            entry = self._queue.entries.get(row.seq)
-            if entry is not None and row.length - row.drafts > 1:
-                self._work[entry.line] += chunk_work(cost, row.start, row.length)
-        opened, preempted = self._queue.commit(report)
+            known = self._queue.entries.get(row.seq)
+            if known is not None and row.length - row.drafts > 1:
+                self._work[known.line] += chunk_work(cost, row.start, row.length)
         for entry in opened:
             self._overtakes.leave(entry)
             self._count_pass(entry)
@@ -176,6 +186,7 @@ class Bucketed(Scheduler):
     def plan(self, view: StepView) -> Choice:
         """See `Scheduler.plan`."""
         queue = self._queue
+        queue.planning(view)
         self._step = view.step
         rows = queue.running(view)
         in_flight = frozenset(row.seq for row in view.running)
@@ -187,7 +198,7 @@ class Bucketed(Scheduler):
         give_decode(grants, rows, prefill_waits=prefill_waits)
         if prefill_waits:
             self._give_chunks(view, rows, held, grants)
-        return Choice(grants.take(), queue.victims(rows), queue.fetches(view, held), shed)
+        return Choice(grants.take(), queue.victims(rows), queue.fetches(view, held), shed + queue.leaving(in_flight))
 
     def _give_chunks(
         self, view: StepView, rows: list[tuple[Entry, RunRow]], held: frozenset[SeqId], grants: Grants
@@ -221,16 +232,19 @@ class Bucketed(Scheduler):
         """Seconds that prompts may add to the step; infinite while nothing is known."""
         if cost is None:
             return inf
-        budget_s = self._budget_s
-        if budget_s is not None and len(self._queue.entries) == 1:
-            budget_s *= ALONE
         work = StepWork()
         for entry, row in rows:
             if row.todo == 1:
                 work = work.decode(entry.tokens, grants.of(entry.job.seq))
-        base_s = cost.seconds(work)
+        return self._prompts_s(cost.seconds(work), work.decode_rows > 0)
+
+    def _prompts_s(self, base_s: float, decodes: bool) -> float:
+        """Seconds that prompts may add to a step that takes `base_s` without them."""
+        budget_s = self._budget_s
+        if budget_s is not None and len(self._queue.entries) == 1:
+            budget_s *= ALONE
         allowance_s = inf if budget_s is None else budget_s - base_s
-        if work.decode_rows:
+        if decodes:
             if self._share > 0.0:
                 allowance_s = min(allowance_s, base_s / self._share - base_s)
             allowance_s = max(allowance_s, _PREFILL_FLOOR * base_s)

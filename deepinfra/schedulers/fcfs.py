@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from deepinfra.core.ids import SeqId
-from deepinfra.core.step import Choice, Job, StepReport, StepView
+from deepinfra.core.step import Choice, Job, SchedulerStats, StepReport, StepView
 from deepinfra.interfaces.scheduler import Scheduler
+from deepinfra.schedulers.admission import Limits
 from deepinfra.schedulers.queue import Grants, Queue, give_decode
 
 __all__ = ("Fcfs",)
@@ -19,14 +22,19 @@ class Fcfs(Scheduler):
 
     Args:
         max_queue: Waiting sequences beyond which `add` refuses.
+        max_queue_tokens: Prompt tokens without cache that may wait; `None` is no limit.
+        max_queue_s: Predicted seconds of prompts that may wait; `None` is no limit.
     """
 
-    def __init__(self, *, max_queue: int = 4096) -> None:
-        self._queue = Queue(lines=1, max_queue=max_queue)
+    def __init__(
+        self, *, max_queue: int = 4096, max_queue_tokens: int | None = None, max_queue_s: float | None = None
+    ) -> None:
+        limits = Limits(max_queue, max_queue_tokens, max_queue_s)
+        self._queue = Queue(lines=1, limits=limits, allowance=lambda base_s, decodes: inf)
 
     def add(self, job: Job) -> None:
         """See `Scheduler.add`."""
-        self._queue.add(job)
+        self._queue.add(job, now=self.clock.now())
 
     def finish(self, seq: SeqId) -> None:
         """See `Scheduler.finish`."""
@@ -39,6 +47,7 @@ class Fcfs(Scheduler):
     def plan(self, view: StepView) -> Choice:
         """See `Scheduler.plan`."""
         queue = self._queue
+        queue.planning(view)
         rows = queue.running(view)
         in_flight = frozenset(row.seq for row in view.running)
         shed = queue.expired(view, in_flight)
@@ -60,8 +69,12 @@ class Fcfs(Scheduler):
             entry.asked = True
             seats -= 1
             room -= blocks
-        return Choice(grants.take(), queue.victims(rows), queue.fetches(view, held), shed)
+        return Choice(grants.take(), queue.victims(rows), queue.fetches(view, held), shed + queue.leaving(in_flight))
 
     def wake_at(self) -> float | None:
         """See `Scheduler.wake_at`."""
         return self._queue.wake_at(self.clock.now())
+
+    def stats(self) -> SchedulerStats:
+        """See `Scheduler.stats`."""
+        return self._queue.stats()

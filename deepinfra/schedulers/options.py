@@ -17,6 +17,12 @@ class FcfsOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_queue: int = Field(4096, ge=1, description="Waiting sequences beyond which new ones are refused.")
+    max_queue_tokens: int | None = Field(
+        None, ge=1, description="Prompt tokens without cache that may wait; null: no limit."
+    )
+    max_queue_s: float | None = Field(
+        None, gt=0.0, description="Predicted seconds of prompts that may wait; null: no limit."
+    )
 
 
 class BucketedOptions(BaseModel):
@@ -34,6 +40,12 @@ class BucketedOptions(BaseModel):
         0.25, ge=0.0, le=0.9, description="Part of a step's predicted time that decoding keeps; 0 protects nothing."
     )
     max_queue: int = Field(4096, ge=1, description="Waiting sequences beyond which new ones are refused.")
+    max_queue_tokens: int | None = Field(
+        None, ge=1, description="Prompt tokens without cache that may wait; null: no limit."
+    )
+    max_queue_s: float | None = Field(
+        None, gt=0.0, description="Predicted seconds of prompts that may wait; null: no limit."
+    )
     max_overtakes: int = Field(
         64, ge=0, description="How often a waiting sequence may be passed by ones behind it; 0 keeps strict order."
     )

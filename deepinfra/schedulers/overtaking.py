@@ -53,6 +53,10 @@ class Overtakes:
             insort(self._due, entry, key=rank_of)
         return self._due
 
+    def patience(self, entry: Entry) -> int:
+        """How many may still pass a waiting sequence before it is due."""
+        return self.limit - (self.count - self._marks[entry])
+
     def starved(self, entry: Entry) -> bool:
         """Whether a due sequence has waited so long that room must be made for it."""
         return self.count - self._marks[entry] >= STARVED * self.limit

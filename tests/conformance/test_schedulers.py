@@ -19,6 +19,20 @@ class TestBucketed(SchedulerConformance):
         return Bucketed(edges=(4, 8, 16), max_overtakes=3, aging_steps=4, max_queue=64)
 
 
+class TestBucketedWithAShortQueue(SchedulerConformance):
+    max_overtakes = 3
+
+    def make(self) -> Scheduler:
+        return Bucketed(edges=(4, 8), max_overtakes=3, aging_steps=4, max_queue=3, max_queue_tokens=20, max_queue_s=1.0)
+
+
+class TestFcfsWithAShortQueue(SchedulerConformance):
+    max_overtakes = 0
+
+    def make(self) -> Scheduler:
+        return Fcfs(max_queue=2)
+
+
 class TestBucketedInStrictOrder(SchedulerConformance):
     max_overtakes = 0
 

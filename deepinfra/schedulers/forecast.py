@@ -1,0 +1,237 @@
+"""Predicts how a queue empties if nobody else comes: the server in a few hundred events instead of step by step.
+
+Prompts are a fluid: every line that has one under way gets an equal share of what a step may add for them. Whatever
+decodes gets one token per step, and leaves its seat and its blocks after the tokens that are expected of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from deepinfra.core.step import StepView
+from deepinfra.schedulers.predictor import StepCost, StepWork
+
+__all__ = ("Drain", "Load", "Point", "drain")
+
+_EVENTS = 150
+"""Events after which the rest is extrapolated; one takes about 6 us, and a loop callback should end within 1 ms."""
+
+
+class Load(NamedTuple):
+    """A sequence as a forecast sees it.
+
+    Attributes:
+        start: Position from which it has to be computed.
+        tokens: Known tokens; equal to `start + 1` if it decodes.
+        out: Tokens expected still to come.
+        blocks: Blocks it holds or will hold.
+        place: Its place in the queue, if it waits.
+        patience: How many may pass it; then nobody behind it is opened before it.
+    """
+
+    start: int
+    tokens: int
+    out: float
+    blocks: float
+    place: tuple[float, int] = (inf, 0)
+    patience: float = inf
+
+    @property
+    def work(self) -> StepWork:
+        """Of its prompt."""
+        return StepWork().chunk(self.start, self.tokens - self.start)
+
+
+class Point(NamedTuple):
+    """What waits, from some moment on, `seconds` after the forecast's beginning."""
+
+    seconds: float
+    requests: int
+    tokens: int
+    work_s: float
+
+
+class Drain:
+    """The points of a forecast, each with less waiting than the one before, and the seconds per sequence after them."""
+
+    def __init__(self, points: Sequence[Point], ended_s: float, each_s: float) -> None:
+        self._points, self._ended_s, self._each_s = points, ended_s, each_s
+
+    def until(self, requests: float, tokens: float, work_s: float) -> float:
+        """Seconds until no more than this waits."""
+        points = self._points
+        index = bisect_left(points, True, key=lambda p: p.requests <= requests and _below(p, tokens, work_s))
+        if index < len(points):
+            return points[index].seconds
+        last = points[-1]
+        rest = ((last.requests, requests), (last.tokens, tokens), (last.work_s, work_s))
+        shares = [(waits - target) / waits for waits, target in rest if waits > target]
+        return self._ended_s + max(shares, default=0.0) * last.requests * self._each_s
+
+
+def _below(point: Point, tokens: float, work_s: float) -> bool:
+    return point.tokens <= tokens and point.work_s <= work_s * (1 + 1e-9)
+
+
+def drain(
+    view: StepView,
+    cost: StepCost,
+    allowance: Callable[[float, bool], float],
+    lines: Sequence[Iterator[Load]],
+    running: Sequence[tuple[int, Load]],
+    now: Point,
+) -> Drain:
+    """Forecast.
+
+    Args:
+        view: The pool's limits.
+        cost: Of steps.
+        allowance: Seconds that prompts may add to a step whose decoding takes so long, and whether any decodes.
+        lines: Waiting sequences of each line, in the order in which they will be opened.
+        running: The line of each sequence that runs, and what is left of it.
+        now: What waits now, at 0 seconds.
+    """
+    flow = _Flow(view, cost, allowance, lines, running, now)
+    for _ in range(_EVENTS):
+        if not flow.event():
+            break
+    return Drain(flow.points, flow.seconds, flow.each_s())
+
+
+class _Prompt:
+    """A prompt under way: seconds left of it, and tokens per second of them."""
+
+    __slots__ = ("left_s", "load", "rate")
+
+    def __init__(self, load: Load, cost: StepCost) -> None:
+        self.load = load
+        self.left_s = max(1e-9, cost.seconds(load.work) - cost.step)
+        self.rate = (load.tokens - load.start) / self.left_s
+
+
+class _Flow:
+    """The state of one forecast."""
+
+    def __init__(
+        self,
+        view: StepView,
+        cost: StepCost,
+        allowance: Callable[[float, bool], float],
+        lines: Sequence[Iterator[Load]],
+        running: Sequence[tuple[int, Load]],
+        now: Point,
+    ) -> None:
+        self.points = [now]
+        self._passes, self._hurry = 0, False
+        self._view, self._cost, self._allowance = view, cost, allowance
+        self._seats = view.max_seqs - len(running)
+        self._free = view.num_blocks - sum(load.blocks for _, load in running)
+        self._waiting = lines
+        self._heads = [next(line, None) for line in lines]
+        self._begun: list[list[_Prompt]] = [[] for _ in lines]
+        self.seconds, self._turn, self._context = 0.0, 0.0, 0.0
+        self._step_s, self._prompts_s = 1e-9, 1e-9
+        self._outs = [load.out for load in self._heads if load]
+        # Those that decode: in which turn they are done, and their blocks and context then.
+        self._decoding: list[tuple[float, float, float]] = []
+        for line, load in running:
+            if load.tokens - load.start > 1:
+                self._begun[line].append(_Prompt(load, cost))
+            else:
+                self._context += load.tokens
+                self._decoding.append((load.out, load.blocks, load.tokens + load.out))
+        heapify(self._decoding)
+
+    def event(self) -> bool:
+        """Go on to the next end of a prompt or of an answer; `False` when nothing waits any more."""
+        opened = self._open()
+        active = [line for line in self._begun if line]
+        decoding = len(self._decoding)
+        base_s = self._cost.step + self._cost.decode_row * decoding + self._cost.decode_read * self._context
+        share_s = 0.0
+        if active:
+            rate = sum(line[0].rate for line in active) / len(active)
+            most_s = max(1, self._view.max_step_tokens - decoding) / rate
+            share_s = max(1e-9, min(most_s, self._allowance(base_s, decoding > 0))) / len(active)
+        step_s = base_s + share_s * len(active)
+        self._step_s = step_s
+        if active:
+            self._prompts_s = share_s * len(active)
+        for load in opened:  # known when the step is over in which they begin: half a step later, on average
+            last = self.points[-1]
+            self.points.append(
+                Point(
+                    max(last.seconds, self.seconds + 0.5 * step_s),
+                    last.requests - 1,
+                    last.tokens - (load.tokens - load.start),
+                    max(0.0, last.work_s - (self._cost.seconds(load.work) - self._cost.step)),
+                )
+            )
+        if not any(self._heads) or not (active or decoding):
+            return False
+        steps = min((line[0].left_s / share_s for line in active), default=float("inf"))
+        if self._hurry:
+            steps = min(steps, 1.0)  # the next that nobody may pass follows in the next step
+        if decoding:
+            steps = min(steps, max(0.0, self._decoding[0][0] - self._turn))
+        self.seconds += steps * step_s
+        self._turn += steps
+        self._context += steps * decoding
+        self._end(active, steps * share_s)
+        return True
+
+    def each_s(self) -> float:
+        """Seconds per sequence in the long run: what its prompt takes, or what its answer takes of one of all seats."""
+        last = self.points[-1]
+        prompt_s = last.work_s / max(1, last.requests) * self._step_s / self._prompts_s
+        out = sum(self._outs) / max(1, len(self._outs))
+        return max(prompt_s, (prompt_s + out * self._step_s) / max(1, self._view.max_seqs))
+
+    def _open(self) -> list[Load]:
+        """Let every idle line begin its next sequence, and a busy one too if nobody may pass that any more."""
+        due = [load.place for load in self._heads if load and load.patience <= self._passes and self._fits(load)]
+        first = min(due, default=(inf, 0))
+        opened: list[Load] = []
+        for index in sorted(range(len(self._heads)), key=self._place):
+            place = self._place(index)
+            if place == first or (place < first and not self._begun[index]):
+                opened += self._begin(index)
+        self._hurry = bool(due and opened)
+        return opened
+
+    def _place(self, index: int) -> tuple[float, int]:
+        load = self._heads[index]
+        return (inf, 0) if load is None else load.place
+
+    def _fits(self, load: Load) -> bool:
+        return self._seats > 0 and (load.blocks <= self._free or self._seats == self._view.max_seqs)
+
+    def _begin(self, index: int) -> list[Load]:
+        load = self._heads[index]
+        if load is None or not self._fits(load):
+            return []
+        self._outs.append(load.out)
+        self._seats -= 1
+        self._free -= load.blocks
+        self._begun[index].append(_Prompt(load, self._cost))
+        self._heads[index] = next(self._waiting[index], None)
+        self._passes += any(other is not None and other.place < load.place for other in self._heads)
+        return [load]
+
+    def _end(self, active: list[list[_Prompt]], served_s: float) -> None:
+        """Serve prompts, and end what is at its end."""
+        for line in active:
+            line[0].left_s -= served_s
+            if line[0].left_s <= 1e-9:
+                load = line.pop(0).load
+                self._context += load.tokens
+                heappush(self._decoding, (self._turn + load.out, load.blocks, load.tokens + load.out))
+        while self._decoding and self._decoding[0][0] <= self._turn + 1e-9:
+            _, blocks, context = heappop(self._decoding)
+            self._seats += 1
+            self._free += blocks
+            self._context = max(0.0, self._context - context)

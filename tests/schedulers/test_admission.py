@@ -1,0 +1,266 @@
+"""Who is let in, who makes room, and how long the others are told to wait: in virtual time."""
+
+from __future__ import annotations
+
+import copy
+import random
+import statistics
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepinfra.core.ids import SeqId
+from deepinfra.core.step import DoneRow, Job, StepReport, StepView
+from deepinfra.errors import Overloaded
+from deepinfra.interfaces.scheduler import Scheduler
+from deepinfra.schedulers import Bucketed, Fcfs
+from deepinfra.schedulers.predictor import READY, StepCost, StepWork
+from deepinfra.testing.clock import ManualClock
+from deepinfra.testing.mini_pool import MiniPool
+
+COST = StepCost(step=0.03, chunk_token=0.0012, chunk_read=1e-6, decode_row=0.002, decode_read=5e-6, draft=0.002)
+
+Shape = Callable[[random.Random], tuple[int, int]]
+
+
+class Street(MiniPool):
+    """A pool with a queue before its door: steps take what `COST` says, and sequences arrive in the middle of them."""
+
+    def __init__(self, make: Callable[[], Scheduler], shape: Shape, *, seed: int, short: float = 1.0) -> None:
+        super().__init__(make, max_step_tokens=512, max_seqs=16, num_blocks=4000, block_size=16)
+        self.schedulers = self.schedulers[:1]
+        self.draw, self.shape, self.short = random.Random(seed), shape, short
+        self.next_s = self.clock.now()
+        self.step_ends_s = 0.0
+        self.told: list[tuple[float, tuple[int, int], Street]] = []
+        self.open = True
+        self._took_s = 0.0
+
+    def seconds(self, rows: Sequence[DoneRow]) -> float:
+        self._took_s = COST.seconds(StepWork.of(rows)) * self.draw.lognormvariate(0.0, 0.05)
+        return self._took_s
+
+    def elapse(self, seconds: float) -> None:
+        self.step_ends_s = self.clock.now() + (self._took_s if seconds else 0.05)
+        while self.open and self.next_s <= self.step_ends_s:
+            self.clock.advance(max(0.0, self.next_s - self.clock.now()))
+            self.knock(self.shape(self.draw))
+            self.next_s += self.draw.expovariate(4.0)
+        self.clock.advance(self.step_ends_s - self.clock.now())
+
+    def knock(self, asked: tuple[int, int]) -> None:
+        """Somebody arrives; of those who are refused every 25th is remembered, with all that was so at that moment."""
+        tokens, new = asked
+        scheduler = self.schedulers[0]
+        try:
+            scheduler.add(Job(SeqId(10**9), tokens, 0, new, self.clock.now()))
+        except Overloaded as error:
+            if self.draw.random() < 0.04:
+                told, self.told = self.told, []
+                told.append((error.retry_after_s, asked, copy.deepcopy(self)))
+                self.told = told
+            return
+        scheduler.finish(SeqId(10**9))
+        seq = self.add(tokens, new)
+        if seq is not None:
+            self.seqs[seq].left = max(1, int(self.short * new))
+
+    def first_admitted_after(self, asked: tuple[int, int]) -> float:
+        """Seconds until the same would be let in if nobody else came."""
+        began_s, self.open = self.clock.now(), False
+        self.clock.advance(self.step_ends_s - began_s)
+        self.flush()
+        while self.add(*asked) is None:
+            self.step()
+        return self.clock.now() - began_s
+
+
+def chat(draw: random.Random) -> tuple[int, int]:
+    return draw.choice([50, 100, 200, 400]), draw.choice([50, 100, 200])
+
+
+def mixed(draw: random.Random) -> tuple[int, int]:
+    return draw.choice([50, 100, 200, 400, 400, 2000, 6000]), draw.choice([20, 50, 100, 200])
+
+
+def prompts(draw: random.Random) -> tuple[int, int]:
+    return draw.choice([200, 1000, 2000]), 4
+
+
+LIMITS: list[dict[str, float]] = [
+    {"max_queue": 64},
+    {"max_queue": 10**6, "max_queue_tokens": 30_000},
+    {"max_queue": 10**6, "max_queue_s": 40.0},
+]
+
+
+def waits(make: Callable[[], Scheduler], shape: Shape, *, seed: int, seconds: float, short: float = 1.0) -> list[float]:
+    """Told wait over true wait, of some who were refused."""
+    street = Street(make, shape, seed=seed, short=short)
+    end = street.clock.now() + seconds
+    while street.clock.now() < end:
+        street.step()
+    return [told / then.first_admitted_after(asked) for told, asked, then in street.told[-8:]]
+
+
+def all_waits(seeds: Sequence[int], seconds: float) -> list[float]:
+    return [
+        ratio
+        for make in (Fcfs, Bucketed)
+        for shape in (chat, mixed, prompts)
+        for limits in LIMITS
+        for seed in seeds
+        for ratio in waits(lambda make=make, limits=limits: make(**limits), shape, seed=seed, seconds=seconds)
+    ]
+
+
+def test_the_time_told_is_when_the_same_request_is_first_let_in():
+    ratios = [
+        ratio
+        for make, limits in ((Bucketed, LIMITS[0]), (Fcfs, LIMITS[1]), (Bucketed, LIMITS[2]))
+        for ratio in waits(lambda make=make, limits=limits: make(**limits), mixed, seed=1, seconds=60.0)
+    ]
+    assert len(ratios) > 10
+    assert statistics.median(abs(ratio - 1.0) for ratio in ratios) <= 0.25
+    assert min(ratios) >= 0.5
+
+
+@pytest.mark.slow
+def test_the_time_told_is_when_the_same_request_is_first_let_in_for_every_limit_and_traffic():
+    ratios = all_waits(seeds=(1,), seconds=80.0)
+    assert len(ratios) > 80
+    assert statistics.median(abs(ratio - 1.0) for ratio in ratios) <= 0.25
+    assert min(ratios) >= 0.5
+
+
+def test_answers_that_end_early_are_expected_to_after_some_have():
+    ratios = waits(lambda: Fcfs(max_queue=64), chat, seed=2, seconds=400.0, short=0.3)
+    assert statistics.median(abs(ratio - 1.0) for ratio in ratios) <= 0.25
+
+
+# -- one at a time --------------------------------------------------------------------------------
+
+
+def scheduler(make: Callable[..., Scheduler] = Bucketed, **limits: float) -> Scheduler:
+    made = make(**limits)
+    made.give(ManualClock(), made.offload)
+    for step in range(3 * READY):
+        rows = (DoneRow(SeqId(10**6), 0, 16 + 16 * step, 0, 0, False),)
+        made.commit(StepReport(step, COST.seconds(StepWork.of(rows)), rows))
+    return made
+
+
+def add(made: Scheduler, seq: int, tokens: int = 100, priority: int = 0) -> bool:
+    try:
+        made.add(Job(SeqId(seq), tokens, 0, 10, 0.0, priority=priority))
+    except Overloaded:
+        return False
+    return True
+
+
+def shed(made: Scheduler) -> list[int]:
+    return list(made.plan(StepView(0.0, 0, 4096, 0, 16, 1000, 1000, ())).shed)
+
+
+@pytest.mark.parametrize("make", [Fcfs, Bucketed])
+@pytest.mark.parametrize("limits", [{"max_queue": 8}, {"max_queue_tokens": 800}, {"max_queue_s": 1.1}])
+def test_the_queue_is_full_at_each_limit(make: Callable[..., Scheduler], limits: dict[str, float]):
+    made = scheduler(make, **limits)
+    assert [add(made, seq) for seq in range(12)] == [True] * 8 + [False] * 4
+    assert made.stats().refused == 4
+
+
+@pytest.mark.parametrize("limits", [{"max_queue_tokens": 800}, {"max_queue_s": 1.0}])
+def test_what_exceeds_a_limit_alone_is_let_in_when_nothing_waits(limits: dict[str, float]):
+    made = scheduler(**limits)
+    assert add(made, 1, tokens=5000)
+    assert not add(made, 2)
+    made.finish(SeqId(1))
+    assert add(made, 2)
+    assert not add(made, 3, tokens=5000)
+
+
+def test_a_full_queue_opens_again_at_three_quarters():
+    made = scheduler(max_queue=8)
+    assert [add(made, seq) for seq in range(9)] == [True] * 8 + [False]
+    made.finish(SeqId(0))
+    assert not add(made, 10)
+    made.finish(SeqId(1))
+    assert add(made, 11)
+
+
+def test_a_giant_that_finds_no_room_closes_no_door():
+    made = scheduler(max_queue_tokens=1000)
+    assert add(made, 1, tokens=300)
+    assert not add(made, 2, tokens=900)
+    assert add(made, 3, tokens=300)
+
+
+def test_the_newest_of_the_lowest_priority_makes_room_first():
+    made = scheduler(max_queue=4)
+    for seq, priority in enumerate([0, -1, -1, 0]):
+        assert add(made, seq, priority=priority)
+    assert not add(made, 4, priority=-1)
+    order = []
+    for seq in range(5, 10):
+        if not add(made, seq, priority=1):
+            break
+        order += [seq for seq in shed(made) if seq not in order]
+    assert order == [2, 1, 3, 0]
+    assert made.stats().shed == 4
+
+
+def test_nobody_makes_room_who_was_ever_started_or_is_about_to_be():
+    made = scheduler(max_queue=2)
+    assert add(made, 1)
+    row = DoneRow(SeqId(1), 0, 50, 0, 0, True)
+    made.commit(StepReport(0, 0.1, (row,)))
+    made.commit(StepReport(1, 0.1, (), preempted=(SeqId(1),)))
+    assert add(made, 2)
+    view = StepView(0.0, 0, 4096, 1, 16, 1000, 1000, ())
+    assert [grant.seq for grant in made.plan(view).run] == [1]
+    assert add(made, 3, priority=1)
+    assert shed(made) == [2]
+    assert not add(made, 4, priority=1)
+
+
+def test_one_that_has_waited_long_is_not_pushed_out_by_a_priority_that_its_wait_outweighs():
+    made = scheduler(max_queue=1, aging_steps=4)
+    assert add(made, 1)
+    made.plan(StepView(0.0, 10, 4096, 0, 16, 1000, 1000, ()))
+    assert not add(made, 2, priority=1)
+    assert add(made, 3, priority=8)
+
+
+def test_fcfs_knows_no_priorities():
+    made = scheduler(Fcfs, max_queue=1)
+    assert add(made, 1)
+    assert not add(made, 2, priority=5)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(1, 300), st.integers(-2, 2)),
+            st.tuples(st.just("finish"), st.integers(0, 60), st.just(0)),
+            st.tuples(st.just("step"), st.just(0), st.just(0)),
+        ),
+        max_size=80,
+    )
+)
+def test_the_backlog_is_what_waits(actions: list[tuple[str, int, int]]):
+    pool = MiniPool(lambda: Bucketed(edges=(8, 50), max_queue=6, max_queue_tokens=400), num_blocks=200, max_seqs=2)
+    for what, number, priority in actions:
+        if what == "add":
+            pool.add(number, 5, priority=priority)
+        elif what == "step":
+            pool.step()
+        elif pool.seqs:
+            pool.finish(sorted(pool.seqs)[number % len(pool.seqs)])
+        pool.flush()
+        leaving = pool.schedulers[0].plan(pool.view()).shed
+        assert pool.schedulers[1].plan(pool.view()).shed == leaving
+        waiting = [s for seq, s in pool.seqs.items() if not s.running and seq not in leaving]
+        assert pool.schedulers[0].stats().backlog_tokens == sum(s.job.tokens for s in waiting)
