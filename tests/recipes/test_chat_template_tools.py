@@ -28,7 +28,7 @@ from deepinfra.errors import TemplateError, UnsupportedFieldError
 from deepinfra.interfaces.given import ThreadOffload
 from deepinfra.models import open_model
 from deepinfra.recipes import ChatTemplate
-from deepinfra.testing.answers import Answer, answer_of
+from deepinfra.testing.answers import WRITERS, Answer, answer_of
 from deepinfra.testing.textmodel import CHATML, TrainedTextModel
 
 SCHEMA = {
@@ -86,6 +86,43 @@ def test_a_call_is_read_as_the_template_writes_it(name: str, recipe: Callable[[s
     assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == [
         ("get_weather", {"city": "Oslo", "days": 3})
     ]
+
+
+REASONS: dict[str, tuple[dict[str, Any], str]] = {
+    "google-gemma-4-31B-it-interleaved": ({"enable_thinking": True}, "<|channel>thought\nWHY<channel|>"),
+    "tencent-Hy3": ({"reasoning_effort": "high"}, "WHY</think:opensource>"),
+    "Apriel-1.6-15b-Thinker-fixed": ({}, "WHY\n[BEGIN FINAL RESPONSE]\n"),
+    "Apertus-8B-Instruct": ({"enable_thinking": True}, "<|inner_prefix|>WHY<|inner_suffix|>"),
+    "upstage-Solar-Open-100B": ({}, "<|think|>WHY<|end|><|begin|>assistant"),
+    "muse-glimmer": ({}, " to=self<|message|>WHY<|eom|><|start|>assistant"),
+    "LFM2.5-8B-A1B": ({}, "<think>WHY</think>"),
+    "Qwen3.5-4B": ({"enable_thinking": True}, "WHY\n</think>\n\n"),
+}
+"""By template: options with which it reasons, and its reasoning with what stands around it in an answer."""
+
+
+@pytest.mark.parametrize("model_name", REASONS)
+def test_reasoning_is_read_as_the_model_writes_it(model_name: str, recipe: Callable[[str], ChatTemplate]) -> None:
+    options, reasoning = REASONS[model_name]
+    loaded = recipe(model_name)
+    family, control = loaded._load().answers.family, loaded._load().vocabulary.control
+    spelled = re.compile(f"({'|'.join(map(re.escape, sorted(control, key=len, reverse=True)))})")
+
+    def ids(text: str) -> list[int]:
+        parts = [part for part in spelled.split(text) if part]
+        return [token for part in parts for token in ([control[part]] if part in control else _ids(loaded, part))]
+
+    for tools in ((), (TOOL,)):
+        prompt = loaded.render(Conversation(messages=(ASK,), tools=tools, template_options=options))
+        answer = read(loaded, prompt, ids(reasoning + family.prefix + "done"))
+        assert (answer.reasoning, answer.text, answer.calls) == ("WHY", "done", [])
+    answer = read(loaded, prompt, ids(reasoning + WRITERS[family.name]([("get_weather", {"city": "Oslo"})])))
+    assert (answer.reasoning, answer.text) == ("WHY", "")
+    assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == [("get_weather", {"city": "Oslo"})]
+
+
+def _ids(recipe: ChatTemplate, text: str) -> list[int]:
+    return list(recipe.tokenizer.encode(text))
 
 
 def test_the_fallback_shows_tools_calls_and_results_as_text_and_reads_calls(smollm2: ChatTemplate) -> None:
@@ -181,7 +218,22 @@ async def test_a_demanded_call_is_one_of_the_tools_allowed_and_valid(smollm2: Ch
             assert set(json.loads(call.arguments)) <= ({"city", "days"} if call.name == "get_weather" else set())
 
 
-@pytest.mark.parametrize("model_name", ["Qwen-Qwen2.5-7B-Instruct", "Kimi-K2-Instruct", "MiniMax-M1"])
+@pytest.mark.parametrize(
+    "model_name",
+    [
+        "Apertus-8B-Instruct",
+        "GigaChat3-10B-A1.8B",
+        "Kimi-K2-Instruct",
+        "LFM2.5-8B-A1B",
+        "MiniMax-M1",
+        "Qwen-Qwen2.5-7B-Instruct",
+        "google-gemma-4-31B-it-interleaved",
+        "meetkai-functionary-medium-v3.2",
+        "muse-glimmer",
+        "tencent-Hy3",
+        "upstage-Solar-Open-100B",
+    ],
+)
 async def test_a_call_is_demanded_in_the_models_own_syntax(
     model_name: str, recipe: Callable[[str], ChatTemplate]
 ) -> None:
