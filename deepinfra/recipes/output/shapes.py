@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from deepinfra.core.conversation import JsonValue
+from deepinfra.core.schemas import LISTS, MAPS, SCHEMAS, VALUES
 from deepinfra.errors import UnsupportedFieldError
 from deepinfra.recipes.output.family import Allowed
 from deepinfra.recipes.output.grammar import Notation
@@ -18,6 +19,8 @@ __all__ = ("Shapes",)
 _UNSAID = ("additionalItems", "allOf", "maxProperties", "minProperties", "patternProperties", "prefixItems")
 _NUMERIC = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf")
 _STRING = ("format", "maxLength", "minLength", "pattern")
+_SAYS = (VALUES | SCHEMAS | LISTS | MAPS) - {"$defs", "definitions"}
+_DEPTH = 4
 _KINDS = ("string", "number", "boolean", "null", "array", "object")
 _KEY = "[A-Za-z0-9_.-]{1,64}"
 _BARE = re.compile(_KEY)
@@ -42,14 +45,18 @@ class Shapes:
         Raises:
             UnsupportedFieldError: The tool is strict, and its schema says what the notation cannot be held to.
         """
-        return self._members(self._tool.schema, inner=False)
+        return self._members(self._tool.schema, False)
 
-    def _value(self, schema: JsonValue) -> str:
-        if not isinstance(schema, Mapping):
-            return self._any()
+    def _value(self, schema: JsonValue, depth: int = 0) -> str:
+        """A value: one rule for each schema. One that nothing is said of is JSON at some depth."""
+        if not isinstance(schema, Mapping) or not schema.keys() & _SAYS:
+            return self._once(f"any {depth}", lambda: self._any(depth))
         reference = schema.get("$ref")
         if isinstance(reference, str):
             return self._once(reference, lambda: self._value(resolved(reference, self._tool.schema)))
+        return self._once(json.dumps(schema), lambda: self._said(schema))
+
+    def _said(self, schema: Mapping[str, JsonValue]) -> str:
         self._check(schema)
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(values, Sequence) and not isinstance(values, str):
@@ -65,7 +72,12 @@ class Shapes:
         kinds = (kinds,) if isinstance(kinds, str) else kinds
         return self._rules.either([self._typed(str(kind), schema) for kind in kinds or _KINDS])  # type: ignore[union-attr]
 
-    def _typed(self, kind: str, schema: Mapping[str, JsonValue]) -> str:
+    def _any(self, depth: int) -> str:
+        if depth == _DEPTH:
+            return self._rules.json({})
+        return self._rules.either([self._typed(kind, {}, depth + 1) for kind in _KINDS])
+
+    def _typed(self, kind: str, schema: Mapping[str, JsonValue], depth: int = 0) -> str:
         rules, notation = self._rules, self._notation
         true, false, null = notation.words
         if kind == "string":
@@ -75,10 +87,10 @@ class Shapes:
         if kind == "null":
             return f'"{null}"'
         if kind == "array":
-            item = self._value(schema.get("items", True))
+            item = self._value(schema.get("items", True), depth)
             return f'"[" {self._repeated(item, schema.get("minItems", 0), schema.get("maxItems"))} "]"'
         if kind == "object":
-            return f'"{{" {self._members(schema, inner=True)} "}}"'
+            return f'"{{" {self._members(schema, True, depth)} "}}"'
         return rules.json({"type": kind, **{word: schema[word] for word in _NUMERIC if word in schema}})
 
     def _string(self, schema: Mapping[str, JsonValue]) -> str:
@@ -118,7 +130,7 @@ class Shapes:
         either = (plain,) if plain == key or self._notation.quote else (plain, json.dumps(key, ensure_ascii=False))
         return self._rules.either([self._rules.literal(each + self._notation.colon) for each in either])
 
-    def _members(self, schema: Mapping[str, JsonValue], inner: bool) -> str:
+    def _members(self, schema: Mapping[str, JsonValue], inner: bool, depth: int = 0) -> str:
         """Members in the order of the schema, those that are not required or not, with what stands between them."""
         self._check(schema)
         rules, comma = self._rules, self._rules.literal(self._notation.comma)
@@ -127,11 +139,12 @@ class Shapes:
         required = required if isinstance(required, Sequence) else ()
         properties = {**properties, **{str(name): True for name in required if name not in properties}}
         more = schema.get("additionalProperties", "properties" not in schema)
-        other = "" if more is False else f"{self._other(inner)} {self._value(more)}"
+        other = "" if more is False else rules.rule(f"{self._other(inner)} {self._value(more, depth)}")
         behind = f"({comma} {other})*" if other else ""
         firsts = [f"{other} {behind}"] if other else []
         for name, each in reversed(list(properties.items())):
-            member = f"{self._key(name) if inner else rules.literal(name + self._notation.assign)} {self._value(each)}"
+            key = self._key(name) if inner else rules.literal(name + self._notation.assign)
+            member = rules.rule(f"{key} {self._value(each)}")
             needed = name in required
             firsts = [f"{member} {behind}", *(() if needed else firsts)]
             behind = rules.rule(f"{comma} {member} {behind}" if needed else f"({comma} {member})? {behind}")
@@ -155,9 +168,6 @@ class Shapes:
             return ""
         more = f"({comma} {item}){{{max(least - 1, 0)},{most - 1 if isinstance(most, int) else ''}}}"
         return f"({item} {more if most != 1 else ''}){'' if least else '?'}"
-
-    def _any(self) -> str:
-        return self._once("", lambda: self._rules.either([self._typed(kind, {}) for kind in _KINDS]))
 
     def _once(self, name: str, build: Callable[[], str]) -> str:
         """A rule for what may contain itself."""

@@ -12,6 +12,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from deepinfra.core.conversation import Constraint, Conversation, Message, TextPart, ToolChoice, ToolDefinition
+from deepinfra.engine.schemas import bounded_grammar
 from deepinfra.errors import UnsupportedFieldError
 from deepinfra.models import open_model
 from deepinfra.recipes.encoding.loading import load_vocabulary
@@ -423,6 +424,23 @@ def test_every_notation_holds_values_to_their_schema(family, case) -> None:
         ids, matcher = vocabulary.marked(WRITERS[family]([("f", {"x": value})])), vocabulary.matcher(constraint)
         taken = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
         assert taken == (value is valid), (value, constraint.source)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "gemma-4"])
+def test_a_large_schema_stays_a_small_grammar_in_every_notation(family) -> None:
+    deep: dict[str, object] = {"type": "string"}
+    for _ in range(40):
+        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"], "additionalProperties": False}
+    part = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string"}}, "b": {}}}
+    wide = {"type": "object", "properties": {f"p{index}": part for index in range(60)}}
+    vocabulary = byte_vocabulary(family, True)
+    for parameters in (deep, wide, {"type": "object"}):
+        tools = (*(ToolDefinition(name=f"f{index}", parameters=parameters) for index in range(3)), NOTHING)  # type: ignore[arg-type]
+        conversation = Conversation(messages=(USER,), tools=tools, tool_choice=ToolChoice(mode="required"))
+        constraint = compose(conversation, control=vocabulary.control, family=FAMILIES[family])
+        assert constraint is not None
+        assert len(constraint.source) < 40_000
+        vocabulary.matcher(Constraint(kind="grammar", source=bounded_grammar(constraint.source)))
 
 
 @pytest.mark.parametrize("word", ["allOf", "prefixItems", "patternProperties", "minProperties"])
