@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -57,6 +58,17 @@ _HEAD = re.compile(r"(\w+)(\[\d+\])?")
 
 _LONGEST = 2000
 """Characters of a message or path: both may quote what a client sent."""
+
+_JSON_WORDS: Mapping[str, str] = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "float_type": "must be a number",
+    "int_type": "must be an integer",
+    "list_type": "must be an array",
+    "model_type": "must be an object",
+    "string_type": "must be a string",
+}
+"""What pydantic finds, in JSON's words: its own are Python's and name our classes."""
 
 STATUS: Mapping[str, tuple[int, str, str]] = {
     "invalid-request": (400, "invalid_request_error", "invalid_value"),
@@ -123,10 +135,11 @@ def _renamed(param: str, names: Mapping[str, str]) -> str:
     return names.get(head[1], head[1]) + param[head.end(1) :]
 
 
-def request_error(error: ValidationError) -> RequestError:
+def request_error(error: ValidationError, known: Collection[str] = ()) -> RequestError:
     """The first finding of pydantic, with the path as the client would write it (`messages.0.content.1.type`).
 
     Union tags are written `<tag>` in our models and left out of paths; an unknown tag names the field that holds it.
+    A misspelt field of the body itself gets the nearest of `known` as advice.
     """
     first = error.errors(include_url=False, include_input=False)[0]
     path = [str(part) for part in first["loc"] if part != "[key]" and not str(part).startswith("<")]
@@ -136,11 +149,13 @@ def request_error(error: ValidationError) -> RequestError:
     param = ".".join(path)
     match first["type"]:
         case "extra_forbidden":
-            return UnsupportedFieldError(param, "is not a field of this request")
+            near = difflib.get_close_matches(param[:64], known, 1, 0.7) if len(path) == 1 else []
+            advice = f"; did you mean {near[0]!r}?" if near else ""
+            return UnsupportedFieldError(param, f"is not a field of this request{advice}")
         case "unsupported":
             return UnsupportedFieldError(param, first["msg"])
         case "missing":
             return RequestError(f"missing required field {param!r}", param)
         case "value_error":
             return RequestError(f"{param!r}: {context['error']}" if param else str(context["error"]), param or None)
-    return RequestError(f"{param!r}: {first['msg']}", param)
+    return RequestError(f"{param!r}: {_JSON_WORDS.get(first['type'], first['msg'])}", param)

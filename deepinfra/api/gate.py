@@ -50,14 +50,28 @@ class KeyRing:
         now = clock.now()
         self._accounts = {key.name: _Account(float(key.requests_per_minute or 0), now) for key in keys}
 
-    def enter(self, headers: Mapping[str, str]) -> ApiKey:
-        """Admit a request; whoever calls this calls `leave` when the request is over.
+    def find(self, headers: Mapping[str, str]) -> ApiKey:
+        """The key that a request came with.
+
+        Every key is compared, each in constant time: how long it takes tells nothing about any.
 
         Raises:
             UnauthorizedError: It has no key, or one that is not known.
+        """
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
+        sent = sent.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = hashlib.sha256(sent.encode("latin-1")).digest()
+        found = [key for key in self._keys if hmac.compare_digest(key.sha256, digest)]
+        if not sent or not found:
+            raise UnauthorizedError(missing=not sent)
+        return found[0]
+
+    def enter(self, key: ApiKey) -> None:
+        """Admit a request; whoever calls this calls `leave` when the request is over.
+
+        Raises:
             RateLimitedError: Its key may not make it now.
         """
-        key = self._known(headers)
         account = self._accounts[key.name]
         if key.max_concurrent is not None and account.running >= key.max_concurrent:
             raise RateLimitedError(f"this key has {key.max_concurrent} requests under way, as many as it may")
@@ -70,21 +84,10 @@ class KeyRing:
                 raise RateLimitedError(why, (1 - account.tokens) / per_s)
             account.tokens -= 1
         account.running += 1
-        return key
 
     def leave(self, key: ApiKey) -> None:
         """A request of this key is over."""
         self._accounts[key.name].running -= 1
-
-    def _known(self, headers: Mapping[str, str]) -> ApiKey:
-        """Every key is compared, each in constant time: how long it takes tells nothing about any."""
-        scheme, _, sent = headers.get("authorization", "").partition(" ")
-        sent = sent.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        digest = hashlib.sha256(sent.encode("latin-1")).digest()
-        found = [key for key in self._keys if hmac.compare_digest(key.sha256, digest)]
-        if not sent or not found:
-            raise UnauthorizedError(missing=not sent)
-        return found[0]
 
 
 class Gate:
@@ -102,7 +105,11 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
-            key = self._ring.enter(headers_of(scope))
+            key = self._ring.find(headers_of(scope))
+            if scope["type"] == "http":  # before its limits: the log names who met them
+                record = record_of(scope)
+                record.key, record.tenant = key.name, key.tenant
+            self._ring.enter(key)
         except DeepinfraError as error:
             if scope["type"] == "http":
                 await self._refuse(scope, send, error)
@@ -110,9 +117,6 @@ class Gate:
                 await send({"type": "websocket.close", "code": 1008})
             return
         try:
-            if scope["type"] == "http":
-                record = record_of(scope)
-                record.key, record.tenant = key.name, key.tenant
             await self._app(scope, receive, send)
         finally:
             self._ring.leave(key)

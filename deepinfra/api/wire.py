@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar
@@ -175,7 +176,7 @@ def parse_fields(model: type[Fields], raw: Mapping[str, JsonValue]) -> Fields:
     for name, neutral in model.NEUTRAL.items():
         value = raw.get(name)
         if value is not None and not any(value == plain and type(value) is type(plain) for plain in neutral):
-            alone = f"; it may be {' or '.join(repr(plain) for plain in neutral)}" if neutral else ""
+            alone = f"; it may be {' or '.join(map(json.dumps, neutral))}" if neutral else ""
             raise UnsupportedFieldError(name, f"is not supported by this server{alone}")
     known = {name: value for name, value in raw.items() if name not in model.IGNORED and name not in model.NEUTRAL}
     if ignored := model.IGNORED.intersection(raw):
@@ -183,7 +184,7 @@ def parse_fields(model: type[Fields], raw: Mapping[str, JsonValue]) -> Fields:
     try:
         fields = model.model_validate(known)
     except ValidationError as error:
-        raise request_error(error) from None
+        raise request_error(error, model.model_fields) from None
     fields.check()
     return fields
 

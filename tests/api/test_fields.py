@@ -269,3 +269,23 @@ def test_a_value_is_never_quoted_back_in_full() -> None:
     with pytest.raises(RequestError) as caught:
         CHAT.parse(chat(temperature="secret" * 1000), RECEIVED)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (chat(response_format="json"), "'response_format': must be an object"),
+        (chat(messages="hi"), "'messages': must be an array"),
+        (chat(temperature="hot"), "'temperature': must be a number"),
+        (chat(stream="yes"), "'stream': must be true or false"),
+        (chat(store=True), "'store' is not supported by this server; it may be false"),
+        (chat(service_tier="flex"), '\'service_tier\' is not supported by this server; it may be "auto" or "default"'),
+        (chat(temprature=1), "'temprature' is not a field of this request; did you mean 'temperature'?"),
+        (chat(banana=1), "'banana' is not a field of this request"),
+        (chat(stream=True, stream_options={"x": 1}), "'stream_options.x' is not a field of this request"),
+    ],
+)
+def test_a_refusal_is_in_the_words_of_json(body: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        CHAT.parse(body, RECEIVED)
+    assert str(caught.value) == sentence

@@ -130,10 +130,10 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
 
     ring = KeyRing(KEYS, ManualClock())
     monkeypatch.setattr(hmac, "compare_digest", counting)
-    assert ring.enter({"x-api-key": "sk-ann-0123456789"}) is ANN
+    assert ring.find({"x-api-key": "sk-ann-0123456789"}) is ANN
     assert compared == [key.sha256 for key in KEYS]
     with pytest.raises(UnauthorizedError):
-        ring.enter({"x-api-key": "sk-eve-0123456789"})
+        ring.find({"x-api-key": "sk-eve-0123456789"})
     assert compared == [key.sha256 for key in KEYS] * 2
 
 
@@ -167,6 +167,19 @@ async def test_the_log_names_the_key_and_tells_no_secret(
         assert secret not in caplog.text
 
 
+async def test_the_log_names_the_key_that_met_its_limit(
+    kit: Any, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    limited = ApiKey.of("sk-lim-0123456789", name="lim", requests_per_minute=1)
+    async with engine:
+        app = asgi(engine, keys=(limited,), clock=ManualClock())
+        for _ in range(2):
+            await asked(app, bearer("sk-lim-0123456789"), CHAT, kit.chat())
+    lines = [record.getMessage() for record in caplog.records if record.name == "deepinfra.access"]
+    assert [(" key=lim " in line, " 429 " in line) for line in lines] == [(True, False), (True, True)]
+
+
 # -- whose ----------------------------------------------------------------------------------------
 
 
@@ -189,24 +202,24 @@ def test_a_bucket_fills_with_time_and_never_beyond_a_minutes_worth() -> None:
     clock = ManualClock()
     key = ApiKey.of("sk-0123456789abcdef", name="k", requests_per_minute=6)
     ring = KeyRing((key,), clock)
-    headers = {"x-api-key": "sk-0123456789abcdef"}
 
     def taken() -> int:
         count = 0
         while True:
             try:
-                ring.leave(ring.enter(headers))
+                ring.enter(key)
+                ring.leave(key)
             except RateLimitedError:
                 return count
             count += 1
 
     assert taken() == 6
     with pytest.raises(RateLimitedError, match="6 requests per minute") as caught:
-        ring.enter(headers)
+        ring.enter(key)
     assert caught.value.retry_after_s == pytest.approx(10)
     clock.advance(5)
     with pytest.raises(RateLimitedError) as caught:
-        ring.enter(headers)
+        ring.enter(key)
     assert caught.value.retry_after_s == pytest.approx(5)
     clock.advance(5)
     assert taken() == 1
