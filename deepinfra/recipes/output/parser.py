@@ -4,7 +4,8 @@ Order: id or bytes, UTF-8, markers, channel. Work is linear in the output; a mar
 
 What it makes of output that follows no grammar:
 - Scaffolding that leads to no call (a block that is broken before a name, or that holds none) comes out as text,
-  markers spelled, whenever that is known, at the latest at the end of the answer.
+  markers spelled, whenever that is known, at the latest where the model ended the answer. Where a limit cut a call that
+  was only beginning, it is dropped, unless it may as well be an answer (`State.declared`).
 - A call has a name, but not always one of the tools declared: that is for the client to judge. Where nothing but the
   name tells a call from an answer (`State.declared`), it must be declared.
 - A call whose arguments stop being JSON, or that the answer's end cuts, gets no `ToolEnd`; what follows is parsed on.
@@ -92,7 +93,9 @@ class GrammarParser:
             if call.arguments_ended() and (reason in ("stop", "tool_calls") or not call.arguments_empty):
                 self._end_call()
         elif self._state.channel not in SPOKEN and self._calls == self._before and not self._state.quiet:
-            self._break()
+            cut = reason not in ("stop", "tool_calls")
+            if not cut or self._state.declared:
+                self._break()
         if self._state.channel in SPOKEN:
             self._emit(len(self._held))
             if self._pending:  # the last tokens had no text of their own

@@ -235,6 +235,17 @@ def test_an_answer_cut_inside_a_second_block_leaks_no_scaffolding() -> None:
         assert (answer.text, len(answer.calls)) == ("", 1)
 
 
+def test_a_call_that_was_only_beginning_where_a_limit_cut_is_no_text() -> None:
+    for family, text in (
+        ("hermes", '<tool_call>\n{"name'),
+        ("dsml", f'<{D}tool_calls>\n<{D}invoke name="f'),
+        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.g"),
+    ):
+        assert read(family, f"Hi.{text}", reason="length").text == "Hi."
+        assert read(family, f"Hi.{text}", reason="stop").text == f"Hi.{text}"
+    assert read("llama3-json", '{"name', reason="length").text == '{"name'
+
+
 def test_arguments_that_were_not_begun_are_empty_if_the_model_stopped_there() -> None:
     assert [(c.arguments, c.ended) for c in read("mistral", "[TOOL_CALLS]f[ARGS]").calls] == [("{}", True)]
     assert [(c.arguments, c.ended) for c in read("mistral", "[TOOL_CALLS]f[ARGS]", reason="length").calls] == [
