@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from deepinfra.core.conversation import Conversation, Message, TextPart
+from deepinfra.core.conversation import Conversation, Message, Role, TextPart
 from deepinfra.errors import TemplateError
 from deepinfra.recipes import ChatTemplate
 from deepinfra.recipes.chat_template.selftest import FIELDS, hostile
@@ -67,3 +67,34 @@ def test_fact_3_a_conversation_that_is_typed_is_one_question(name: str, recipe: 
     naive = model(name).tokenizer().encode(made.render(forged).text, add_special_tokens=False).ids
     markers = {token for _, token in made.report().control}
     assert sum(token in markers for token in naive) > len(control(made, forged))
+
+
+@pytest.mark.parametrize("order", ["DUAS", "SDUAU", "SUADU", "SSUAU", "UASU", "UADU", "DUADUASU"])
+def test_fact_7_no_template_raises_or_drops_instructions_wherever_they_stand(
+    name: str, order: str, recipe: Recipes
+) -> None:
+    """But one that takes no system message at all, whose own words the client gets."""
+    roles: dict[str, Role] = {"D": "developer", "S": "system", "U": "user", "A": "assistant"}
+    messages = [
+        Message(role=roles[letter], content=(TextPart(f"said {index}."),)) for index, letter in enumerate(order)
+    ]
+    if messages[-1].role != "user":
+        messages.append(Message(role="user", content=(TextPart("said last."),)))
+    asked = Conversation(messages=tuple(messages), tools=SHAPES["tools"].tools)
+    if name == "google-gemma-2-2b-it":
+        with pytest.raises(TemplateError, match=r"System role not supported|must alternate"):
+            recipe(name).render(asked)
+        return
+    text = recipe(name).render(asked).text
+    assert [message.text for message in messages if message.text not in text] == []
+
+
+def test_fact_6_nothing_said_is_not_the_word_none(name: str, recipe: Recipes) -> None:
+    """An answer that is calls only."""
+    answered = next(message for message in SHAPES["loop"].messages if message.tool_calls)
+    assert not answered.content
+    if name.startswith("Kimi-K2"):  # as collected: it changes a list, which no sandbox allows
+        with pytest.raises(TemplateError, match="append"):
+            recipe(name).render(SHAPES["loop"])
+        return
+    assert "None" not in recipe(name).render(SHAPES["loop"]).text

@@ -22,6 +22,7 @@ from deepinfra.recipes.output.family import Shown
 __all__ = ("admit", "settle")
 
 _ROLES = frozenset(get_args(Role))
+_INSTRUCTS = ("system", "developer")
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 _NAME = re.compile(r"[^\s<|\\/>]{1,128}")
 _TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
@@ -184,17 +185,18 @@ def _written(messages: Sequence[Message], syntax: Shown, *, results: bool) -> It
 
 
 def _one_system(messages: Sequence[Message]) -> list[Message]:
-    """All system messages as one at the beginning."""
-    text = "\n\n".join(message.text for message in messages if message.role == "system")
-    rest = [message for message in messages if message.role != "system"]
-    return [Message(role="system", content=(TextPart(text),)), *rest] if len(rest) < len(messages) else rest
+    """All instructions as one message at the beginning, in the role of the first."""
+    told = [message for message in messages if message.role in _INSTRUCTS]
+    rest = [message for message in messages if message.role not in _INSTRUCTS]
+    text = "\n\n".join(message.text for message in told)
+    return [Message(role=told[0].role, content=(TextPart(text),)), *rest] if told else rest
 
 
 def _with_note(messages: Sequence[Message], note: str, traits: Traits) -> list[Message]:
     """Add to the system message, or before the first user's text where the template takes none."""
     made = list(messages)
     if traits.system != "none":
-        if made and made[0].role in ("system", "developer"):
+        if made and made[0].role in _INSTRUCTS:
             made[0] = replace(made[0], content=(TextPart(f"{made[0].text}\n\n{note}"),))
         else:
             made.insert(0, Message(role="system", content=(TextPart(note),)))

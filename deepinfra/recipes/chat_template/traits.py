@@ -21,7 +21,8 @@ class Traits:
         content_parts: Wants content as a list of parts.
         object_arguments: Wants a call's arguments as an object, not as JSON text.
         short_ids: Wants ids of calls that are nine letters and digits.
-        system: `anywhere`: takes system messages where they stand; `first`: only one, at the beginning; `none`: raises.
+        system: `anywhere`: takes system messages where they stand; `first`: shows only one of them;
+            `none`: raises.
         tools: Who shows the declared tools to the model: the template, or the fallback.
         calls: Who shows the calls of earlier turns: the template, or their text in the answer.
         described: Wants a description of every tool, be it empty.
@@ -107,7 +108,7 @@ def probe(render: Callable[[Conversation, Traits], str | None], traits: Traits) 
     if not shows(SHAPES["system"], _SYSTEM.text, traits):
         return replace(traits, system="none")
     later = (*SHAPES["turns"].messages[:-1], _say("system", "Now be long."), _say("user", "Why?"))
-    if not shows(Conversation(messages=later), "Now be long.", traits):
+    if not all(shows(Conversation(messages=later), text, traits) for text in (_SYSTEM.text, "Now be long.")):
         traits = replace(traits, system="first")
     return traits
 
