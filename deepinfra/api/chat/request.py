@@ -102,6 +102,7 @@ class ChatProtocol:
             constraint=None,
         )
         request = replace(request, retention=_retention(fields.prompt_cache_retention))
+        effort = "thinking" if fields.thinking and fields.reasoning_effort in (None, "none") else "reasoning_effort"
         return Call(
             model=fields.model,
             stream=bool(fields.stream),
@@ -114,8 +115,9 @@ class ChatProtocol:
             ),
             id_prefix="chatcmpl-",
             param_names={
-                "constraint": "structured_outputs" if fields.structured_outputs else "response_format",
-                "effort": "reasoning_effort",
+                "constraint": _demanding(fields),
+                "effort": effort,
+                "reasoning_effort": effort,
                 "input": "messages",
                 "prompt": "messages",
                 "template_options": "chat_template_kwargs",
@@ -128,6 +130,13 @@ class ChatProtocol:
 
 
 CHAT = ChatProtocol()
+
+
+def _demanding(fields: ChatRequest) -> str:
+    """The field that demands something of the answer; strict tools do where no format does."""
+    if fields.structured_outputs is not None:
+        return "structured_outputs"
+    return "response_format" if constraint_of(fields.response_format) or not fields.tools else "tools"
 
 
 def _conversation(fields: ChatRequest, now: str) -> Conversation:

@@ -224,8 +224,9 @@ class Responses:
             keep=None if fields.store is False else asked.keep,
         )
         turns = turns_of(fields.instructions, [item for _, item in before.context()] if before else [], items)
+        conversation = _conversation(fields, [turn.message for turn in turns], received.now)
         request = GenerateRequest(
-            input=_conversation(fields, [turn.message for turn in turns], received.now),
+            input=conversation,
             sampling=fields.drawn,
             seed=fields.seed,
             max_tokens=fields.max_output_tokens,
@@ -239,7 +240,12 @@ class Responses:
             requests=(request,),
             writer=writer,
             id_prefix="resp_",
-            param_names={**_PARAMS, **{f"messages[{at}]": turn.path for at, turn in enumerate(turns)}},
+            param_names={
+                **_PARAMS,
+                # strict tools demand something of the answer where no format does
+                **({"constraint": "tools"} if conversation.tools and not conversation.constraint else {}),
+                **{f"messages[{at}]": turn.path for at, turn in enumerate(turns)},
+            },
         )
 
     def error(self, error: WireError, request_id: str) -> tuple[int, Json]:

@@ -22,6 +22,7 @@ from deepinfra.core.kv import Retention
 from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import SamplingParams
 
+TOOL = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
 RECEIVED = Received(headers={}, now="2026-11-29", max_choices=128)
 
 
@@ -269,3 +270,20 @@ def test_structured_outputs_are_constraints(given: dict[str, Any], kind: str) ->
         assert list(json.loads(constraint.source)["properties"]) == ["z", "a"]
     elif kind != "json":
         assert constraint.source == next(iter(given.values()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "ours", "theirs"),
+    [
+        ({"thinking": {"type": "enabled"}}, "reasoning_effort", "thinking"),
+        ({"thinking": {"type": "enabled"}, "reasoning_effort": "low"}, "reasoning_effort", "reasoning_effort"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "reasoning_effort"),
+        ({"tools": [TOOL]}, "constraint", "tools"),
+        ({"tools": [TOOL], "response_format": {"type": "text"}}, "constraint", "tools"),
+        ({"tools": [TOOL], "structured_outputs": {"regex": "a"}}, "constraint", "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "constraint", "response_format"),
+    ],
+)
+def test_an_error_names_the_field_that_was_sent(fields: dict[str, Any], ours: str, theirs: str) -> None:
+    body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], **fields}
+    assert CHAT.parse(body, RECEIVED).param_names[ours] == theirs
