@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -38,14 +39,19 @@ class Endpoint:
         """Send a GET, or a POST of JSON, and give the response once its head is there.
 
         Raises:
-            OSError: Nobody listens there.
+            OSError: Nobody listens there; names the address.
             EngineError: The answer's status is not 200; carries its message.
         """
         data = b"" if body is None else json.dumps(body).encode()
         headers = self._headers | ({} if body is None else {"content-type": "application/json"})
         lines = [f"{'GET' if body is None else 'POST'} {self._path}{path} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in (headers | {"content-length": str(len(data))}).items()]
-        async with await anyio.connect_tcp(self._host, self._port) as stream:
+        try:
+            connected = await anyio.connect_tcp(self._host, self._port)
+        except OSError as error:  # of several attempts, without words that a person would be shown
+            why = error.strerror or "cannot connect: is a server running there?"
+            raise OSError(error.errno or errno.ECONNREFUSED, why, self._headers["host"]) from error
+        async with connected as stream:
             await stream.send("\r\n".join((*lines, "", "")).encode() + data)
             response = Response(stream)
             await response.head()

@@ -61,7 +61,10 @@ def render(
 
 @recipe.command("doctor")
 def doctor(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Catalogue name, path, or hub id.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Catalogue name, path, or hub id; default: the configuration's."),
+    ] = None,
     recipe_name: RecipeName = None,
     config: Config = None,
     as_json: AsJson = False,
@@ -159,6 +162,8 @@ def _print_prompt(prompt: Prompt) -> None:
     ids = [prompt.ids[position] for position in prompt.control]
     named = ids[len(ids) - len(prompt.ranges) :]  # a BOS that the tokenizer adds stands in no text
     typer.echo(f"\n{len(prompt.ids)} tokens, {len(ids)} of them control tokens; the answer begins as {prompt.start}")
+    if prompt.ranges:
+        typer.echo(f"{'from':>8} {'to':>8}  {'id':>7}  control token; the same characters elsewhere are text")
     for (start, end), token in zip(prompt.ranges, named, strict=False):
         typer.echo(f"{start:>8} {end:>8}  {token:>7}  {prompt.text[start:end]}")
     typer.echo(f"ids {' '.join(map(str, prompt.ids))}")
@@ -171,7 +176,7 @@ def _print_report(report: RecipeReport) -> None:
     fields = ", ".join(report.injectable) or "none"
     typer.echo(f"fields in which a typed marker becomes a control token: {fields}")
     typer.echo(f"reasoning: {'not marked' if report.reasoning is None else ' … '.join(report.reasoning)}")
-    typer.echo(f"tools: {report.tools or 'refused'}")
+    typer.echo(f"tools: {'refused' if report.tools is None else f'in the syntax {report.tools!r}'}")
     for title, lines in (
         ("done in the template's stead", report.fallbacks),
         ("peculiar to this model", report.quirks),

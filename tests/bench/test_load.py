@@ -11,6 +11,7 @@ from anyio.abc import SocketStream
 
 from deepinfra.bench.http import Endpoint
 from deepinfra.bench.load import LoadRun, Spread, run_load, spread
+from deepinfra.cli.failures import sentence_for
 from deepinfra.errors import ConfigError, EngineError
 
 RUN = LoadRun(requests=6, concurrency=3, prompt=12, new=10)
@@ -49,8 +50,9 @@ async def test_a_refusal_is_counted_and_its_sentence_kept(server: str) -> None:
 
 
 async def test_a_server_that_is_not_there_is_an_error(server: str) -> None:
-    with pytest.raises(OSError, match="connect"):
+    with pytest.raises(OSError, match="connect") as caught:
         await run_load(Endpoint("http://127.0.0.1:1/v1"), RUN)
+    assert sentence_for(caught.value) == "127.0.0.1:1: cannot connect: is a server running there?"
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1/v1", "127.0.0.1:8000", "http:///v1"])

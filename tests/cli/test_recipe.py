@@ -85,6 +85,15 @@ def test_doctor_prints_what_is_protected_and_what_is_not(smollm2_path: Path) -> 
     assert (report["recipe"], report["injectable"]) == ("ChatTemplate", [])
 
 
+def test_doctor_heeds_the_options_of_the_recipe(smollm2_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "deepinfra.toml"
+    file.write_text(f'model = "{smollm2_path}"\n[recipe]\ntool_fallback = false\n')
+    shown = run("doctor", "--config", str(file)).stdout
+    assert "tools: refused" in shown
+    assert "does not show them" not in shown
+    assert "<tool_call>" not in shown
+
+
 def test_doctor_fails_on_a_model_that_can_be_forged(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from deepinfra.recipes.encoding.vocabulary import SafeEncoder
 

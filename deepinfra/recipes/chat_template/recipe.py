@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from threading import Lock
 from typing import Self
 
@@ -16,6 +17,7 @@ from deepinfra.models import open_model
 from deepinfra.recipes.chat_template.answer import Continued
 from deepinfra.recipes.chat_template.hygiene import admit
 from deepinfra.recipes.chat_template.loading import Loaded, TextModel, load
+from deepinfra.recipes.chat_template.report import without_fallback
 from deepinfra.recipes.output.constraint import offered
 from deepinfra.recipes.output.parser import GrammarParser
 
@@ -81,7 +83,9 @@ class ChatTemplate(Recipe):
 
     def report(self) -> RecipeReport:
         """See `Recipe.report`."""
-        return self._load().report
+        loaded = self._load()
+        report = replace(loaded.report, recipe=type(self).__name__)
+        return report if self._tool_fallback else without_fallback(report, loaded.traits)
 
     def render(self, conversation: Conversation) -> Prompt:
         """See `Recipe.render`."""

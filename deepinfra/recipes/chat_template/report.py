@@ -14,12 +14,13 @@ from deepinfra.recipes.chat_template.traits import SHAPES, Traits
 from deepinfra.recipes.encoding.loading import Vocabulary
 from deepinfra.recipes.output.family import ToolFamily
 
-__all__ = ("describe", "fences_of")
+__all__ = ("describe", "fences_of", "without_fallback")
 
 _SHAPED = re.compile(r"</?[A-Za-z_][^<>\s]*>|\[/?[A-Z][A-Z_]*\]|<\|[^<>\s]+\|>")
 _COMMANDS = re.compile(r"(?<![<\w])/(?:no_think|nothink|think)\b|detailed thinking o(?:n|ff)\b")
 _NATIVE = {"harmony": "harmony", "dsml": "deepseek", "mistral": "mistral"}
 _LONGEST = 40
+_FALLBACK_FENCES = ("<tools>", "<tool_call>", "<tool_response>")
 
 
 def describe(
@@ -51,11 +52,20 @@ def describe(
     )
 
 
+def without_fallback(report: RecipeReport, traits: Traits) -> RecipeReport:
+    """The report of a recipe that refuses tools where the template ignores them."""
+    if traits.tools != "fallback":
+        return report
+    fences = tuple(fence for fence in report.fences if fence not in _FALLBACK_FENCES)
+    fallbacks = tuple(line for line in report.fallbacks if not line.startswith("Tools: "))
+    return replace(report, tools=None, fences=fences, fallbacks=fallbacks)
+
+
 def _fences(prompts: dict[str, Rendered], traits: Traits) -> Iterator[str]:
     for name, rendered in prompts.items():
         yield from fences_of(rendered, bool(SHAPES[name].tools))
     if traits.tools == "fallback":
-        yield from ("<tools>", "<tool_call>", "<tool_response>")
+        yield from _FALLBACK_FENCES
 
 
 def fences_of(rendered: Rendered, tools: bool) -> Iterator[str]:
