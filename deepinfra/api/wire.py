@@ -75,6 +75,7 @@ def _as_list(value: object) -> object:
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 
 
 class RequestFields(Options):
@@ -105,7 +106,7 @@ class DrawFields(RequestFields):
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     seed: int | None = None
-    stop: Annotated[list[Stop], Field(max_length=MAX_STOPS), BeforeValidator(_as_list)] | None = None
+    stop: Annotated[Stops, BeforeValidator(_as_list, json_schema_input_type=str | Stops)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

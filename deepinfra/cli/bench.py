@@ -138,7 +138,10 @@ def recipe(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rendering and encoding a chat beside plain tokenisation of the same text, its next turn, and parsing."""
+    """Rendering and encoding a chat beside plain tokenisation of the same text, its next turn, and parsing.
+
+    `first` is a chat never seen before, `next` the chat one turn longer, `feed` an answer read id by id.
+    """
     from deepinfra.bench.recipe import RecipeRun
 
     blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE)

@@ -372,12 +372,13 @@ with 422 instead of 400, and a call that `tool_choice` asked for by name ends wi
 {_messages()}
 
 A part is `{{"type": "text", "text": "…"}}`; in a user's message also `image_url` with a `data:` URL, for models that
-take images: this server fetches nothing. Audio and files are refused. Every call is answered by a tool message behind
-it.
+take images: this server fetches nothing. Audio and files are refused. Calls are answered by the tool messages right
+behind them; only those of a last message may be open.
 
 ## Differences from OpenAI
 
 - `/v1/completions` generates {DEFAULT_MAX_TOKENS} tokens unless told otherwise, `/v1/chat/completions` as many as fit.
+- `/v1/responses` keeps answers in memory, `api.stored_ttl_s` after their last use: a restart forgets them.
 - Answers carry one more object, `deepinfra`: `seed`, which reproduces the answer, and `cached_tokens` by tier.
 - `usage` also has `prompt_cache_hit_tokens` and `prompt_cache_miss_tokens`, as DeepSeek's does.
 - Reasoning is `reasoning_content`, in answers and in messages given back, as DeepSeek's is.

@@ -71,7 +71,10 @@ def _as_choice(value: object) -> object:
     return value
 
 
-ToolChoiceIn = Annotated[ChoiceObject, BeforeValidator(_as_choice)]
+ToolChoiceIn = Annotated[
+    ChoiceObject,
+    BeforeValidator(_as_choice, json_schema_input_type=Literal["none", "auto", "required"] | ChoiceObject),
+]
 
 
 class JsonSchema(Options):

@@ -216,11 +216,10 @@ AssistantBlock: TypeAlias = Annotated[
     BeforeValidator(tagged("type", "text", "thinking", "redacted_thinking", "tool_use")),
 ]
 
-SystemBlocks: TypeAlias = Annotated[
-    list[Annotated[Text, BeforeValidator(tagged("type", "text"))]],
-    Field(max_length=MAX_BLOCKS),
-    BeforeValidator(_as_blocks),
+_TextBlocks: TypeAlias = Annotated[
+    list[Annotated[Text, BeforeValidator(tagged("type", "text"))]], Field(max_length=MAX_BLOCKS)
 ]
+SystemBlocks: TypeAlias = Annotated[_TextBlocks, BeforeValidator(_as_blocks, json_schema_input_type=str | _TextBlocks)]
 
 
 class UserMessage(Options):

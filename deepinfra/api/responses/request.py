@@ -120,7 +120,13 @@ class ResponsesRequest(DrawFields):
         "truncation": ("disabled",),
     }
 
-    input: Annotated[list[Item], Field(max_length=MAX_ITEMS), BeforeValidator(_as_items)]
+    input: Annotated[
+        list[Item],
+        Field(max_length=MAX_ITEMS),
+        BeforeValidator(
+            _as_items, json_schema_input_type=str | Annotated[list[dict[str, Any]], Field(max_length=MAX_ITEMS)]
+        ),
+    ]
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
