@@ -56,9 +56,7 @@ class ApiSettings(BaseModel):
     max_body_nbytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body")
     max_n: int = Field(default=64, ge=1, description="most answers of one request")
     keepalive_s: float = Field(default=10.0, gt=0, description="silence before a stream is kept alive by a comment")
-    keys_file: str | None = Field(
-        default=None, min_length=1, description="TOML file of API keys, tables `[[key]]`"
-    )
+    keys_file: str | None = Field(default=None, min_length=1, description="TOML file of API keys, tables `[[key]]`")
     cors_origins: tuple[Origin, ...] = Field(
         default=(), description="web origins whose pages may read answers, such as `https://chat.example.com`"
     )

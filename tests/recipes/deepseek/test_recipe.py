@@ -95,8 +95,8 @@ def test_a_report_says_what_is_protected_and_what_cannot_be(recipe: DeepSeek, ve
     assert any("Unsupported Image" in quirk for quirk in report.quirks) == (version == "v4")
 
 
-def test_the_next_turn_of_a_long_chat_costs_under_5_ms(shared: Shared) -> None:
-    """200,000 characters; the processor's time of this thread, the best of ten turns."""
+def test_the_next_turn_of_a_long_chat_costs_a_tenth_of_its_first(shared: Shared) -> None:
+    """200,000 characters; the processor's time of this thread, the best of ten turns. Measured: a hundredth."""
     recipe = shared("v4")
     draw = random.Random(1)
     turns: list[Message] = []
@@ -106,15 +106,18 @@ def test_the_next_turn_of_a_long_chat_costs_under_5_ms(shared: Shared) -> None:
             text = " ".join(draw.choices(BENIGN, k=draw.randrange(1, 120)))
             length += len(text)
             turns.append(say(role, text))
-    costs = []
+    costs: list[float] = []
+    first = 0.0
     for turn in range(10):
         turns.append(say("user", f"and {turn}?"))
         conversation = Conversation(messages=tuple(turns), effort="none")
         if turn == 0:
+            begin = time.thread_time()
             recipe.render(Conversation(messages=tuple(turns[:-1]), effort="none"))
+            first = time.thread_time() - begin
         begin = time.thread_time()
         prompt = recipe.render(conversation)
         costs.append(time.thread_time() - begin)
         turns.append(say("assistant", f"answer {turn}"))
     assert len(prompt.text) > 200_000
-    assert min(costs) < 0.005
+    assert min(costs) * 10 < first
