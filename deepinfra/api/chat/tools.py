@@ -118,6 +118,8 @@ def tool_definitions(tools: Sequence[Tool]) -> tuple[ToolDefinition, ...]:
 def tool_choice_of(choice: ChoiceObject | None, parallel: bool | None, tools: Sequence[ToolDefinition]) -> ToolChoice:
     """The protocol-free form; without tools the choice is `none`, with tools it is `auto` unless said otherwise.
 
+    A function by name means one call of it, as OpenAI has it.
+
     Raises:
         RequestError: A name that is no tool's, a call demanded without tools, or a half-given object.
     """
@@ -131,7 +133,7 @@ def tool_choice_of(choice: ChoiceObject | None, parallel: bool | None, tools: Se
     if choice.type == "function":
         if choice.function is None:
             raise RequestError("missing required field 'tool_choice.function'", "tool_choice.function")
-        names, mode = (choice.function.name,), "required"
+        names, mode, several = (choice.function.name,), "required", False
     elif choice.type == "allowed_tools":
         if choice.allowed_tools is None:
             raise RequestError("missing required field 'tool_choice.allowed_tools'", "tool_choice.allowed_tools")

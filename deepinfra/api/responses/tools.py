@@ -130,6 +130,8 @@ def choice_json(choice: Choice | None) -> str | Json:
 def tool_choice_of(choice: Choice | None, parallel: bool | None, tools: Sequence[ToolDefinition]) -> ToolChoice:
     """The protocol-free form; without tools the choice is `none`, with tools it is `auto` unless said otherwise.
 
+    A function by name means one call of it, as OpenAI has it.
+
     Raises:
         RequestError: A name that is no tool's, or a call demanded without tools.
     """
@@ -147,8 +149,9 @@ def tool_choice_of(choice: Choice | None, parallel: bool | None, tools: Sequence
     for name in names:
         if name not in known:
             raise RequestError(f"'tool_choice' names {name!r}, which is no tool of this request", "tool_choice")
-    mode: Literal["auto", "required"] = "required" if isinstance(choice, NamedTool) else choice.mode
-    return ToolChoice(mode=mode, names=tuple(names), parallel=several)
+    if isinstance(choice, NamedTool):
+        return ToolChoice(mode="required", names=tuple(names), parallel=False)
+    return ToolChoice(mode=choice.mode, names=tuple(names), parallel=several)
 
 
 # -- the format of the text -----------------------------------------------------------------------

@@ -186,7 +186,7 @@ def test_a_tools_schema_keeps_its_order() -> None:
         (None, ToolChoice(mode="auto")),
         ("none", ToolChoice(mode="none")),
         ("required", ToolChoice(mode="required")),
-        ({"type": "function", "function": {"name": "f"}}, ToolChoice(mode="required", names=("f",))),
+        ({"type": "function", "function": {"name": "f"}}, ToolChoice(mode="required", names=("f",), parallel=False)),
         (
             {
                 "type": "allowed_tools",

@@ -159,7 +159,7 @@ def test_tools_are_flat(talk: Talk) -> None:
         ("auto", ToolChoice()),
         ("none", ToolChoice(mode="none")),
         ("required", ToolChoice(mode="required")),
-        ({"type": "function", "name": "g"}, ToolChoice(mode="required", names=("g",))),
+        ({"type": "function", "name": "g"}, ToolChoice(mode="required", names=("g",), parallel=False)),
         (
             {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
             ToolChoice(names=("f",)),

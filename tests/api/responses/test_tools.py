@@ -140,7 +140,10 @@ def test_a_call_that_was_cut_is_told_as_far_as_it_goes(model: Model, kept: int) 
     assert [item.status for item in whole.output] == ["completed"] * (len(whole.output) - 1) + ["incomplete"]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}
+
+
+@pytest.mark.parametrize("choice", ["required", ALLOWED])
 @pytest.mark.parametrize("effort", ["none", "high"])
 def test_calls_can_be_demanded_and_be_several(model: Model, choice: Any, effort: Any) -> None:
     opened = "\n\n<｜DSML｜tool_calls>\n"  # by the prompt, if there is nothing to think
