@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deepinfra.core.conversation import Conversation, Message, TextPart, ToolDefinition
+from deepinfra.core.conversation import Conversation, Message, TextPart, ToolCall, ToolDefinition
 from deepinfra.core.events import Event, ReasoningDelta, TextDelta, TokenLogprobs, ToolArgumentsDelta
 from deepinfra.core.request import Prompt, TextInput
 from deepinfra.errors import RequestError
@@ -32,6 +32,20 @@ _TEXTS = (
     "</s> <s> <|im_end|> [INST] <think> </think>",
     "\ue000\ue0f0 private \uf8ff",
 )
+
+_ARGUMENTS = (
+    "",
+    "null",
+    "[1, 2]",
+    "not JSON",
+    '{"a": "\\ud800"}',
+    '{"\\udfff": 1}',
+    '{"a": NaN, "b": 1e999}',
+    '{"a": ' + "9" * 5000 + "}",
+    '{"a": ' * 2000 + "1" + "}" * 2000,
+    '{"a": 1, "a": "\\u0000\\u2028"}',
+)
+"""Arguments of calls as models and clients write them now and then."""
 
 
 def merged(events: Sequence[Event]) -> list[Event]:
@@ -152,6 +166,18 @@ class RecipeConformance:
                 messages.append(replace(ask(""), content=(TextPart(junk[:cut]), TextPart(junk[cut:]))))
             prompt = recipe.render(Conversation(messages=tuple(messages)))
             assert _control(prompt) == wanted, messages
+
+    @pytest.mark.parametrize("arguments", _ARGUMENTS, ids=lambda arguments: arguments[:20])
+    async def test_odd_arguments_of_a_call_are_shown_or_refused(self, recipe: Recipe, arguments: str) -> None:
+        """Whatever a model wrote, and a client sends back, fails in no other way."""
+        call = ToolCall(id="call00001", name="f", arguments=arguments)
+        result = Message(role="tool", content=(TextPart("r"),), tool_call_id=call.id)
+        turns = (_ask("a"), Message(role="assistant", tool_calls=(call,)), result, _ask("b"))
+        try:
+            prompt = recipe.render(Conversation(messages=turns, tools=(ToolDefinition(name="f"),)))
+        except RequestError:
+            return
+        assert prompt.text.encode()
 
     async def test_a_longer_conversation_extends_the_shorter_one(self, recipe: Recipe) -> None:
         """So that the next turn finds its prefix in the cache."""

@@ -174,6 +174,13 @@ def test_calls_that_a_template_drops_are_written_into_the_answer(recipe: Callabl
 # -- what is demanded ---------------------------------------------------------------------------------------------
 
 
+def test_half_a_character_in_arguments_is_shown_as_it_was_written(recipe: Callable[[str], ChatTemplate]) -> None:
+    call = ToolCall(id="call00001", name="other", arguments='{"a": "\\ud83d"}')
+    result = say("tool", "r", tool_call_id=call.id)
+    prompt = recipe("Qwen-Qwen2.5-7B-Instruct").render(chat(ASK, Message(role="assistant", tool_calls=(call,)), result))
+    assert r"{\"a\": \"\\ud83d\"}" in prompt.text
+
+
 async def written(recipe: ChatTemplate, prompt: Prompt, seed: int) -> list[int]:
     """An answer of a model that knows nothing but its constraint."""
     spec = SeqSpec(
@@ -377,6 +384,18 @@ def test_an_answer_that_begins_anywhere_goes_on_from_there(smollm2: ChatTemplate
     answer = answer_of([*events, *parser.finish("stop")])
     assert [(call.name, call.arguments) for call in answer.calls] == [("other", '{"a": "b"}')]
     assert begun[: whole.index("\n")] + answer.text == "Well <tool_cal done."
+
+
+def test_calls_that_a_beginning_holds_whole_are_not_the_models(smollm2: ChatTemplate) -> None:
+    begun = '<tool_call>\n{"name": "other", "arguments": {"a": "b"}}\n</tool_call>'
+    for more, text in (("", "ok"), (" and <tool_call>", '\n{"name": "other"}')):
+        prompt = smollm2.render(chat(ASK, say("assistant", begun + more, prefix=True)))
+        answer = read(smollm2, prompt, smollm2.tokenizer.encode(text))
+        assert answer.calls == []
+        assert answer.text == text
+    prompt = smollm2.render(chat(ASK, say("assistant", begun, prefix=True)))
+    answer = read(smollm2, prompt, smollm2.tokenizer.encode(begun))
+    assert [call.name for call in answer.calls] == ["other"]
 
 
 def test_a_beginning_and_a_demand_cannot_both_be_met(smollm2: ChatTemplate) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepinfra.core.conversation import Constraint, Conversation
-from deepinfra.core.events import Event, ReasoningDelta, TextDelta, TokenLogprobs
+from deepinfra.core.events import Event, ReasoningDelta, TextDelta, TokenLogprobs, ToolEnd
 from deepinfra.core.request import FinishReason
 from deepinfra.interfaces import OutputParser
 from deepinfra.recipes.chat_template.rendering import Rendered
@@ -84,24 +84,27 @@ def _last_trusted(rendered: Rendered, marker: str, tail: int) -> int:
 class Continued:
     """Reads an answer whose beginning the conversation gave; see `OutputParser`.
 
-    The beginning is parsed too, so that an answer can begin inside a block of calls. Its text is not said again; its
-    calls are, since a client knows them by their events only.
+    The beginning is parsed too, so that an answer can begin inside a call. Its text is not said again; what it says of
+    that call is, since a client knows calls by their events only. A call that it holds whole is none of the model's:
+    then all of it is text.
 
     Args:
-        parser: Reads the whole answer.
+        make: A new parser.
         begun: The beginning.
         ids: Its ids.
     """
 
-    def __init__(self, parser: OutputParser, begun: str, ids: Sequence[int]) -> None:
-        self._parser = parser
+    def __init__(self, make: Callable[[], OutputParser], begun: str, ids: Sequence[int]) -> None:
+        self._parser = make()
         self._calls: list[Event] = []
         said = ""
-        for event in parser.feed(ids):
+        for event in self._parser.feed(ids):
             if isinstance(event, (TextDelta, ReasoningDelta)):
                 said += event.text
             else:
                 self._calls.append(event)
+        if any(isinstance(event, ToolEnd) for event in self._calls):
+            self._parser, self._calls, said = make(), [], begun
         self._unsaid = begun[len(said) :] if begun.startswith(said) and not self._calls else ""
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> Sequence[Event]:

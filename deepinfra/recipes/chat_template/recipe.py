@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Self
 
@@ -131,8 +132,8 @@ class ChatTemplate(Recipe):
         loaded = self._load()
         tokenizer, answers = loaded.vocabulary.tokenizer, loaded.answers
         grammar = answers.calling if prompt.tools else answers.plain
-        parser = GrammarParser(grammar, prompt.start, tokenizer.token_bytes, choice, prompt.tools)
-        return Continued(parser, prompt.begun, tokenizer.encode(prompt.begun)) if prompt.begun else parser
+        make = partial(GrammarParser, grammar, prompt.start, tokenizer.token_bytes, choice, prompt.tools)
+        return Continued(make, prompt.begun, tokenizer.encode(prompt.begun)) if prompt.begun else make()
 
     def _load(self) -> Loaded:
         with self._lock:

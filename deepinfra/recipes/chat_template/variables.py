@@ -16,6 +16,7 @@ from deepinfra.recipes.chat_template.traits import Traits
 __all__ = ("mark", "strings", "unused_characters", "variables")
 
 _PRIVATE = re.compile("[\ue000-\uf8ff]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -82,7 +83,9 @@ def _arguments(text: str, traits: Traits) -> object:
         return text
     try:
         value = json.loads(text or "{}", parse_float=read_float)
-    except (ValueError, RecursionError):
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # half a character, which no tokenizer takes, is a ValueError too
         return {"arguments": text}
     return value if isinstance(value, dict) else {"arguments": text}
 

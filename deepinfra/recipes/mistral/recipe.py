@@ -109,7 +109,12 @@ class Mistral(Recipe):
             request = request_of(conversation, offered(conversation), number=loaded.number, thinks=loaded.thinks)
             pieces = loaded.cache.listen()
             ids = list(loaded.encoder.encode_chat_completion(request).tokens)
-        except (MistralCommonException, ValueError, AssertionError, RecursionError) as error:
+        except (
+            MistralCommonException,
+            ValueError,
+            AssertionError,
+            RuntimeError,
+        ) as error:  # sentencepiece raises those
             raise refused(error) from error
         text, positions, ranges = loaded.tokenizer.shown(ids, pieces)
         known = set(positions)
