@@ -43,7 +43,14 @@ FIELDS: dict[str, tuple[bytes, str]] = {
     "fraction for a count": (chat(max_tokens=2.5), "max_tokens"),
     "text for the messages": (chat(messages="Hello!"), "messages"),
     "number for the content": (user(7), "messages.0.content"),
-    "an image": (user([{"type": "image_url", "image_url": {"url": "u"}}]), "messages.0.content.0.type"),
+    "an image elsewhere": (
+        user([{"type": "image_url", "image_url": {"url": "https://a/b.png"}}]),
+        "messages.0.content.0.image_url.url",
+    ),
+    "an image": (
+        user([{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}]),
+        "messages.0.content",
+    ),
     "no tokens": (chat(max_tokens=0), "max_tokens"),
     "prompt beyond the context": (user("long " * 9000), "messages"),
     "output beyond the context": (chat(max_tokens=9000), "messages"),
@@ -67,7 +74,8 @@ BODIES: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "the body is not JSON"),
     "not UTF-8": (chat().replace(b"Hello", b"\xff\xfe"), "not UTF-8"),
     "deep nesting": (chat().replace(b'"Hello!"', b"[" * 100 + b"]" * 100), "nested deeper than 64 levels"),
-    "deeper than any stack": (b"[" * 1_000_000, "nested deeper than 64 levels"),
+    "deeper than any stack": (b"[" * 50_000, "nested deeper than 64 levels"),
+    "a million arrays": (b"[" * 1_000_000, "more than 100000 objects and arrays"),
 }
 
 COMPLETIONS: dict[str, tuple[bytes, str]] = {
