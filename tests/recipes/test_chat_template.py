@@ -182,7 +182,7 @@ def test_a_role_that_does_not_exist_is_refused() -> None:
     [
         ("{{ raise_exception('never') }}", "never"),
         ("{% if %}", "compiled"),
-        ("{{ '<|user|>'.zfill(3) }}{{ messages[0].content }}", "ids"),
+        ("{{ '<|user|>'.casefold() }}{{ messages[0].content }}", "ids"),
         ("{{ bos_token + bos_token + messages[0].content }}", "two BOS"),
     ],
 )

@@ -78,6 +78,34 @@ def test_the_date_is_trusted_where_the_template_wrote_its_pattern() -> None:
         "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
         "{% macro m(i) %}{% if i %}{{ m(i - 1) }}{{ m(i - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ 'a'.ljust(10 ** 11) }}",
+        "{{ '\t'.expandtabs(10 ** 9) }}",
+        "{{ (5).to_bytes(10 ** 10, 'big') }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '%*d' % (10 ** 9, 1) }}",
+        "{{ ('\n' * 10 ** 7) | indent(10000) }}",
+        "{{ ('a' * 10 ** 6) | replace('a', 'b' * 10 ** 6) }}",
+        "{{ ('a' * 10 ** 6).replace('a', 'b' * 10 ** 6) }}",
+        "{{ ('a' * 10 ** 7).join(range(1000) | map('string')) }}",
+        "{{ range(1000) | join('a' * 10 ** 7) }}",
+        "{{ [1] | batch(10 ** 10, 'x') | list }}",
+        "{{ [1] | slice(10 ** 10) | list }}",
+        "{{ [[1]] | tojson(indent=10 ** 10) }}",
+        "{{ (3 ** 16000000 // 3 ** 8000000) is odd }}",
+        "{{ ([[0] * 1000] * 30000) | sum(start=[]) }}",
+        "{{ ('f' * 10 ** 7) | int(base=16) }}",
+        "{% set t = 'a' * 10 ** 7 %}{% for i in range(90000) %}{% if t.upper() == t.lower() %}{% endif %}{% endfor %}",
+        "{% set t = 'a' * 10 ** 7 %}{% for i in range(90000) %}{% set u = t[1:] %}{% endfor %}",
+        "{% set t = 'a ' * 10 ** 7 %}{{ t.split(' ') | length }}",
+        "{% set t = 'a' * 10 ** 7 %}{{ t | list | length }}",
+        *(
+            "{% set n = namespace(x=1) %}{% for i in range(60) %}{% set n.x = TWICE %}{% endfor %}".replace(
+                "TWICE", twice
+            )
+            + use
+            for twice in ("[n.x, n.x]", "(n.x, n.x)", "{'a': n.x, 'b': n.x}", "namespace(a=n.x, b=n.x)", "[n.x] * 2")
+            for use in ("{{ n.x }}", "{{ n.x ~ '' }}", "{{ [n.x] | tojson }}", "{{ n.x == n.x }}", "{{ [n.x] }}")
+        ),
         "{{ raise_exception('no') }}",
         "{{ u.v }}",
         "{{ 1 / 0 }}",
@@ -100,7 +128,20 @@ def test_the_templates_own_message_reaches_the_caller() -> None:
     assert caught.value.param == "messages"
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ x | nosuchfilter }}", "{% for x in y %}", "{{ [1] | random }}"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if %}",
+        "{{ x | nosuchfilter }}",
+        "{% for x in y %}",
+        "{{ [1] | random }}",
+        "{{ x | striptags }}",
+        "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{{ 1" + "0" * 5000 + " }}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    ],
+    ids=lambda source: source[:20],
+)
 def test_a_template_that_is_no_template_is_an_error_of_the_model(source: str) -> None:
     with pytest.raises(ModelError):
         MarkedTemplate(source)

@@ -30,6 +30,16 @@ from jinja2.utils import Namespace
 
 from deepinfra.core.digits import json_text
 from deepinfra.errors import ModelError, TemplateError
+from deepinfra.recipes.chat_template.limits import (
+    TEXT_METHODS,
+    UNBOUNDED,
+    check_method,
+    compares,
+    limited,
+    metered,
+    product,
+    size_of,
+)
 from deepinfra.recipes.chat_template.provenance import Marked, concat, safe, trust_of, trusted
 
 __all__ = ("MarkedTemplate", "PlainTemplate")
@@ -39,12 +49,10 @@ T = TypeVar("T")
 MAX_STEPS, STEPS_PER_MESSAGE, STEPS_PER_CALL = 1_000_000, 5_000, 10
 """Loop rounds, calls and operators that a rendering may take: a round is 0.1 to 0.5 µs, a call ten times that, so that
 a runaway ends within a second. Those of 47 real models take under 60 steps a message."""
-MAX_CHARS = 1 << 25
-"""Longest text that a template may make at once."""
 _WIDE = re.compile(r"\d{5}")
 _LEFT: ContextVar[list[int]] = ContextVar("left")
 """Steps that the rendering of this context may still take."""
-_IMPURE = ("random", "xmlattr", "urlize", "pprint")
+_STAR = re.compile(r"%[^a-zA-Z%]*\*")
 
 
 class _Generation(Extension):
@@ -99,9 +107,34 @@ def _tojson(
     return json_text(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def _compared_to_constants(node: nodes.Compare) -> bool:
+    """With a constant, or a list of them: as long as that, whatever the other side is."""
+    inside = [
+        each
+        for operand in node.ops
+        for each in (operand.expr.items if isinstance(operand.expr, nodes.List) else [operand.expr])
+    ]
+    return all(isinstance(each, nodes.Const) for each in inside)
+
+
+class _Code(CodeGenerator):
+    """Writes values through `_Sandbox.shown`."""
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self.write("environment.shown(")
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.tilde((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     """The environment both engines share."""
 
+    code_generator_class = _Code
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
@@ -113,14 +146,13 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             cache_size=0,
         )
         self._operators = dict(self.binop_table)
-        for name in _IMPURE:
+        for name in UNBOUNDED:
             del self.filters[name]
-        self.filters |= {
-            "tojson": _tojson,
-            "bounded": self._bounded,
-            "indent": _narrow(self.filters["indent"]),
-            "center": _narrow(self.filters["center"]),
-        }
+        self._meter({"tojson": _tojson, "format": self._percent})
+        self.filters |= {"bounded": self._bounded, "weighed": self._weighed, "sized": self._sized}
+        for name in filter(compares, self.tests):
+            test = self.tests[name]
+            self.tests[name] = metered(name, test, self.spend, self._counted)
         self.globals |= {"raise_exception": _raise, "dict": _Dict(), "namespace": _Namespace}
         del self.globals["lipsum"]
 
@@ -131,6 +163,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             left[0] -= steps
             if left[0] < 0:
                 raise SecurityError("the template does too much work")
+
+    def _meter(self, own: Mapping[str, Callable[..., Any]]) -> None:
+        """Let all filters pay for what they do, `own` in place of Jinja's."""
+        self.filters |= own
+        for name, filter_ in self.filters.items():
+            self.filters[name] = metered(name, filter_, self.spend, self._counted)
 
     def run(self, function: Callable[[], T], steps: int) -> T:
         """Call with a budget of steps."""
@@ -152,33 +190,87 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             self.spend(1)
             yield value
 
+    def _weighed(self, value: Any) -> Any:
+        """What is written, compared or put into a list: it pays for everything inside it."""
+        if isinstance(value, str):
+            if len(value) > 1024:
+                self.spend(len(value) // 1024)
+        elif isinstance(value, (list, tuple, dict, _Namespace)):
+            self.spend(1 + limited(size_of(value)) // 1024)
+        return value
+
+    def _sized(self, value: Any) -> Any:
+        """What a slice is taken of: it pays for its length."""
+        if isinstance(value, (str, list, tuple)):
+            self.spend(1 + len(value) // 1024)
+        return value
+
+    def _percent(self, value: str, *args: Any, **kwargs: Any) -> Any:
+        """The filter `format`."""
+        return self._percented(str(value), kwargs or args)
+
+    def _percented(self, text: str, values: Any) -> Any:
+        if _WIDE.search(text) or _STAR.search(text):
+            raise SecurityError("a format has a width that is too large or computed")
+        self._weighed(values)
+        return text % values
+
+    def shown(self, value: Any) -> str:
+        """What is written of a value."""
+        return value if type(value) is Marked else str(self._weighed(value))
+
+    def tilde(self, parts: Iterable[Any]) -> str:
+        """The `~` operator."""
+        joined = self.concat(list(map(self.shown, parts)))
+        limited(len(joined))
+        return joined
+
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        for loop in source.find_all(nodes.For):
-            counted = nodes.Filter(loop.iter, "bounded", [], [], None, None, lineno=loop.lineno)
-            loop.iter = counted.set_environment(self)
+        def through(name: str, node: Any) -> Any:
+            if isinstance(node, nodes.Const):
+                return node
+            return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno).set_environment(self)
+
+        for node in list(
+            source.find_all((nodes.For, nodes.Compare, nodes.Getitem, nodes.List, nodes.Tuple, nodes.Pair))
+        ):
+            if isinstance(node, nodes.For):
+                node.iter = through("bounded", node.iter)
+            elif isinstance(node, nodes.Pair):
+                node.key, node.value = through("weighed", node.key), through("weighed", node.value)
+            elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+                node.node = through("sized", node.node)
+            elif isinstance(node, nodes.List) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
+                node.items = [through("weighed", each) for each in node.items]
+            elif isinstance(node, nodes.Compare) and not _compared_to_constants(node):
+                sides: list[Any] = [node, *node.ops]
+                for side in sides:
+                    side.expr = through("weighed", side.expr)
         return super()._generate(source, *args, **kwargs)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """As in the base class, sooner for `loop.first` and its like, which are asked for in every round."""
+        if isinstance(obj, (str, bytes, int, float)):
+            return isinstance(obj, str) and attr in TEXT_METHODS
         return not attr.startswith("_") if type(obj) is LoopContext else super().is_safe_attribute(obj, attr, value)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __self.spend(STEPS_PER_CALL)
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str):
+            name = __obj.__name__
+            if name == "join" and len(args) == 1 and not isinstance(args[0], (str, list, tuple)):
+                args = (list(__self._bounded(args[0])),)
+            __self.spend(check_method(owner, name, args))
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Operators that can make something huge out of something small."""
-        if operator == "+":
-            size = len(left) + len(right) if isinstance(left, (str, list)) and isinstance(right, (str, list)) else 0
-        elif operator == "*":
-            size = _product(left, right)
-        elif operator == "**":
-            size = left.bit_length() * abs(right) if isinstance(left, int) and isinstance(right, int) else 0
-        else:
-            size = MAX_CHARS + 1 if isinstance(left, str) and _WIDE.search(left) else 0
+        if operator == "%" and isinstance(left, str):
+            return self._percented(left, right)
+        size = product(operator, left, right)
         self.spend(1 + size // 1024)
-        if size > MAX_CHARS:
-            raise SecurityError("the template makes something too large")
+        limited(size)
         return self._operators[operator](left, right)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -212,26 +304,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return concat(parts) if isinstance(template, Marked) else "".join(parts)
 
 
-def _product(left: Any, right: Any) -> int:
-    """Size of a product: items of a repeated sequence, bits of a number."""
-    if isinstance(left, (str, list, tuple)) or isinstance(right, (str, list, tuple)):
-        sequence, times = (left, right) if isinstance(left, (str, list, tuple)) else (right, left)
-        return len(sequence) * max(0, times) if isinstance(times, int) else 0
-    return left.bit_length() + right.bit_length() if isinstance(left, int) and isinstance(right, int) else 0
-
-
-def _narrow(filter_: Callable[..., T]) -> Callable[..., T]:
-    """A filter that takes a width, which must be small."""
-
-    def narrow(*args: Any, **kwargs: Any) -> T:
-        if any(isinstance(value, int) and value > 10_000 for value in (*args, *kwargs.values())):
-            raise SecurityError("a filter has a width that is too large")
-        return filter_(*args, **kwargs)
-
-    return narrow
-
-
-class _MarkedCode(CodeGenerator):
+class _MarkedCode(_Code):
     """Writes template text and string constants as trusted strings."""
 
     environment: _MarkedSandbox
@@ -266,13 +339,6 @@ class _MarkedCode(CodeGenerator):
             self.write(", ")
         self.write("))")
 
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.tilde((")
-        for part in node.nodes:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write("))")
-
 
 class _MarkedSandbox(_Sandbox):
     """The environment with provenance; one per template."""
@@ -283,20 +349,19 @@ class _MarkedSandbox(_Sandbox):
         super().__init__()
         self.literals: list[Marked] = []
         self.concat = self._concat  # type: ignore[method-assign]
-        self.filters |= {
+        own = {
             "tojson": lambda *args, **kwargs: Marked(_tojson(*args, **kwargs)),
             "replace": lambda text, old, new, count=None: _mark(text).replace(_mark(old), _mark(new), count or -1),
             "safe": safe,
             "join": jinja2.pass_environment(_join),
         }
+        self.filters |= {name: metered(name, filter_, self.spend, self._counted) for name, filter_ in own.items()}
 
     def _concat(self, parts: Iterable[str]) -> Marked:
         return self._limited(concat(parts))
 
     def _limited(self, text: Marked) -> Marked:
-        self.spend(len(text) // 1024)
-        if len(text) > MAX_CHARS:
-            raise SecurityError("the template makes something too large")
+        self.spend(limited(len(text)) // 1024)
         return text
 
     def add(self, context: Context, terms: Sequence[Any]) -> Any:
@@ -306,10 +371,6 @@ class _MarkedSandbox(_Sandbox):
                 return reduce(partial(self.call_binop, context, "+"), terms)
         return self._limited(Marked("".join(terms), b"".join([term._trust for term in terms])))
 
-    def tilde(self, parts: Iterable[Any]) -> Marked:
-        """The `~` operator."""
-        return self._concat(map(str, parts))
-
 
 def _mark(value: Any) -> Marked:
     return value if isinstance(value, Marked) else Marked(str(value))
@@ -318,9 +379,9 @@ def _mark(value: Any) -> Marked:
 def _join(environment: _Sandbox, values: Iterable[Any], d: str = "", attribute: Any = None) -> Marked:
     if attribute is not None:
         values = map(jinja2.filters.make_attrgetter(environment, attribute), values)
-    joined = _mark(d).join(map(str, values))
-    environment.spend(1 + len(joined) // 1024)
-    return joined
+    parts = [str(value) for value in values]
+    environment.spend(1 + limited(sum(map(len, parts)) + len(d) * len(parts)) // 1024)
+    return _mark(d).join(parts)
 
 
 def _strftime(now: datetime, mark: bool, pattern: str) -> str:
@@ -343,7 +404,7 @@ class PlainTemplate:
         try:
             self._tree = self.environment.parse(source)
             self._template = self.environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
             raise ModelError(f"the model's chat template cannot be compiled: {error}") from error
 
     def _new_environment(self) -> _Sandbox:
