@@ -23,6 +23,9 @@ __all__ = ("SafeEncoder", "control_tokens")
 
 _MARKER = re.compile(r"<[^<>\s]+>|<\|.*\|>|\[/?[A-Z][A-Z0-9_ ]*\]|<｜.*｜>", re.DOTALL)
 
+_ENTRY = 100
+"""Characters that a kept text counts for besides its own: many short ones take the memory of fewer long ones."""
+
 _FORGED = "the prompt's control tokens are not those that the template wrote; it is not served"
 
 
@@ -177,9 +180,9 @@ class SafeEncoder:
         with self._lock:
             if text not in self._cache:
                 self._cache[text] = ids
-                self._cached_chars += len(text)
+                self._cached_chars += _ENTRY + len(text)
             while self._cached_chars > self._cache_chars:
-                self._cached_chars -= len(self._cache.popitem(last=False)[0])
+                self._cached_chars -= _ENTRY + len(self._cache.popitem(last=False)[0])
         return ids
 
     def _independent(self) -> bool:

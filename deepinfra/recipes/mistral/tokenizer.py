@@ -19,6 +19,9 @@ __all__ = ("CachedTokenizer", "MistralText", "tokenizer_file")
 
 _VERSIONED = re.compile(r"tokenizer\.model\.v(\d+)")
 
+_ENTRY = 100
+"""Characters that a kept text counts for besides its own: many short ones take the memory of fewer long ones."""
+
 
 def tokenizer_file(path: Path) -> Path:
     """Mistral's own tokenizer file of a model: `path` itself, or the newest in that folder or beside that file.
@@ -90,9 +93,9 @@ class CachedTokenizer:
         with self._lock:
             if s not in self._cache:
                 self._cache[s] = piece
-                self._chars += len(s)
+                self._chars += _ENTRY + len(s)
             while self._chars > self._cache_chars:
-                self._chars -= len(self._cache.popitem(last=False)[0])
+                self._chars -= _ENTRY + len(self._cache.popitem(last=False)[0])
         return piece
 
     def decode(self, tokens: list[int], special_token_policy: object = None) -> str:
