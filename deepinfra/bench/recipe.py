@@ -18,6 +18,9 @@ __all__ = ("RecipeFigure", "RecipeReport", "RecipeRun", "run_recipe")
 
 T = TypeVar("T")
 
+_TURNS = 5
+"""By which a round's chat grows."""
+
 _WORDS = (
     *("the", "of", "weather", "in", "Paris", "a question about", "answer", "is", "because", "function", "value"),
     *(
@@ -57,12 +60,12 @@ class RecipeFigure:
     """One thing that was measured, in milliseconds (`feed`: microseconds per token).
 
     Attributes:
-        name: `first`: rendering and encoding a chat never seen before; `next`: the same chat with one more turn;
+        name: `first`: rendering and encoding a chat never seen before; `next`: the same chat, growing turn by turn;
             `feed`: parsing an answer token by token.
         ours: Median over the rounds.
         plain: Median of tokenising the same text with the model's own tokenizer; `None` for `feed`.
         ratio: `ours` over `plain`.
-        values: One value of ours per round, in order.
+        values: Those of ours, in order: one per round, of `next` five.
     """
 
     name: str
@@ -129,8 +132,10 @@ def run_recipe(
         chat = _chat(draw, run)
         prompt = timed("first", partial(recipe.render, chat))
         timed("first plain", partial(encode, prompt.text))
-        turn = (_message(draw, "assistant", 400), _message(draw, "user", 200))
-        prompt = timed("next", partial(recipe.render, replace(chat, messages=(*chat.messages, *turn))))
+        for _ in range(_TURNS):
+            turn = (_message(draw, "assistant", 400), _message(draw, "user", 200))
+            chat = replace(chat, messages=(*chat.messages, *turn))
+            prompt = timed("next", partial(recipe.render, chat))
         timed("next plain", partial(encode, prompt.text))
         ids = recipe.tokenizer.encode(_words(draw, 10_000))
         timed("feed", partial(_feed, recipe.parser(prompt), ids), 1e6 / len(ids))
