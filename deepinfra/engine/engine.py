@@ -14,7 +14,7 @@ import anyio
 from anyio import AsyncContextManagerMixin
 from anyio.abc import TaskStatus
 
-from deepinfra.core.conversation import Constraint, Conversation, TextPart
+from deepinfra.core.conversation import Constraint, Conversation
 from deepinfra.core.ids import SeqId
 from deepinfra.core.request import GenerateRequest, Prompt, PromptInput, SeqSpec, TextInput
 from deepinfra.core.sampling import SamplingParams
@@ -22,6 +22,7 @@ from deepinfra.engine.answer import Answer, AnswerSettings
 from deepinfra.engine.collapse import collapsed
 from deepinfra.engine.constraints import Constraints
 from deepinfra.engine.handoff import Handoff
+from deepinfra.engine.lengths import SHORT, characters, is_short
 from deepinfra.engine.live import Ending
 from deepinfra.engine.meters import Meters
 from deepinfra.engine.pool import Pool
@@ -44,9 +45,6 @@ from deepinfra.interfaces.recipe import Recipe, Tokenizer
 __all__ = ("Engine", "PoolView", "Route")
 
 _log = logging.getLogger("deepinfra.engine")
-
-_INLINE_CHARS = 4096
-"""Longer conversations are rendered off the loop: 4k characters take about 1 ms."""
 
 _RENDERS = 2
 """Long conversations rendered at once; more would take the cores from the model and the threads from the store."""
@@ -254,8 +252,8 @@ class Engine(AsyncContextManagerMixin):
             return Prompt(ids=given, stop_ids=self.recipe.tokenizer.eos_ids, start="raw", constraint=request.constraint)
         if not isinstance(given, TextInput) and request.constraint is not None:
             given = replace(given, constraint=request.constraint)
-        length = len(given.text) if isinstance(given, TextInput) else _characters(given)
-        if length <= _INLINE_CHARS:
+        length = len(given.text) if isinstance(given, TextInput) else characters(given)
+        if length <= SHORT if isinstance(given, TextInput) else is_short(given):
             return self._rendered(given, request.constraint)
         # Before any work: the text would not fit even if every token were the longest one.
         if length > self.max_context * self._longest_token:
@@ -430,9 +428,3 @@ class Engine(AsyncContextManagerMixin):
 def _longest_token(tokenizer: Tokenizer) -> int:
     """Most characters that one token can stand for: a byte is at most one character."""
     return max(1, max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)))
-
-
-def _characters(conversation: Conversation) -> int:
-    return sum(
-        len(part.text) for message in conversation.messages for part in message.content if isinstance(part, TextPart)
-    )
