@@ -101,8 +101,7 @@ def size_of(value: Any) -> int:
 def limited(size: int) -> int:
     """A size that is not too large.
 
-    Raises:
-        SecurityError: It is.
+    If it is, jinja2's `SecurityError` is raised.
     """
     if size > MAX_CHARS:
         raise SecurityError("the template makes something too large")
@@ -112,8 +111,7 @@ def limited(size: int) -> int:
 def product(operator: str, left: Any, right: Any) -> int:
     """Size of what an arithmetic operator makes: characters or items; of numbers nothing, if they are not too long.
 
-    Raises:
-        SecurityError: They are.
+    If they are, jinja2's `SecurityError` is raised.
     """
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
@@ -133,8 +131,7 @@ def product(operator: str, left: Any, right: Any) -> int:
 def check_method(text: str, name: str, args: Sequence[Any]) -> int:
     """Steps that a method of a text takes.
 
-    Raises:
-        SecurityError: What it makes would be too large.
+    If what it makes would be too large, jinja2's `SecurityError` is raised.
     """
     size = len(text)
     if name == "replace" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
