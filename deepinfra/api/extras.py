@@ -67,8 +67,19 @@ class StructuredOutputs(Options):
             for sign, why in _REFUSED.items():
                 if sign in bare:
                     raise UnsupportedFieldError("structured_outputs.grammar", why)
+            if not _closed(bare):  # it is put into another grammar, whose rules it must not reach
+                raise UnsupportedFieldError("structured_outputs.grammar", "has a '}' without its '{'")
             return Constraint(kind="grammar", source=self.grammar)
         return Constraint(kind="json")
+
+
+def _closed(bare: str) -> bool:
+    depth = 0
+    for char in bare:
+        depth += (char == "{") - (char == "}")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def schema_constraint(schema: Mapping[str, Any] | str, param: str) -> Constraint:

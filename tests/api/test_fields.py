@@ -80,6 +80,10 @@ REFUSED_CHAT = [
     (chat(structured_outputs={"grammar": "start: A\nA: ~/[a-z]/"}), "structured_outputs.grammar"),
     (chat(structured_outputs={"grammar": "start: A\nA: /a.*/ & /.*b/"}), "structured_outputs.grammar"),
     (chat(structured_outputs={"grammar": 'start: /a""\n\\\\/<[2]>//\n'}), "structured_outputs.grammar"),
+    (
+        chat(structured_outputs={"grammar": 'start: "a"\n}\n | r0\nz: %lark {\nstart: "b"'}),
+        "structured_outputs.grammar",
+    ),
     (chat(structured_outputs={"grammar": "start: <|im_end|>"}), "structured_outputs.grammar"),
     (chat(structured_outputs={"grammar": 'start: "\\"" <think> "\\""'}), "structured_outputs.grammar"),
     (chat(stream=True, stream_options={"include_usage": True, "foo": 1}), "stream_options.foo"),

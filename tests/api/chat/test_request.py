@@ -260,6 +260,7 @@ SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {}}}
         ({"json_object": True}, "json"),
         ({"regex": "a+"}, "regex"),
         ({"grammar": 'start: "<|" /<[^>]*>/ // <x>\n'}, "grammar"),
+        ({"grammar": 'start: "}" /}/ a{2,5} // }\na: %json {"const": "}"} | %lark {\nstart: "&"\n}'}, "grammar"),
     ],
 )
 def test_structured_outputs_are_constraints(given: dict[str, Any], kind: str) -> None:
