@@ -218,9 +218,7 @@ RULES = "\n".join(
 def request(model: str, turns: list[Any], turn: int = 1, **fields: Any) -> dict[str, Any]:
     """The program's request: its billing line differs from turn to turn, everything else stays."""
     billing = f"x-anthropic-billing-header: cc_version=2.1.89.{turn:03x}; cc_entrypoint=cli; cch={turn:05x};"
-    environment = (
-        "# Environment\nWorking directory: project/app\nPlatform: linux\nGit status: clean\nToday: 2026-04-02"
-    )
+    environment = "# Environment\nWorking directory: project/app\nPlatform: linux\nGit status: clean\nToday: 2026-04-02"
     return {
         "model": model,
         "system": [
