@@ -69,7 +69,7 @@ def read(recipe: ChatTemplate, prompt: Prompt, ids: list[int]) -> Answer:
 
 def test_a_call_is_read_as_the_template_writes_it(name: str, recipe: Callable[[str], ChatTemplate]) -> None:
     loaded = recipe(name)
-    traits = loaded._load().traits
+    traits = loaded.built.traits
     if traits.tools == "fallback" or traits.calls == "text":
         return  # see below
     if "ids.append(" in (loaded._model.chat_template() or ""):
@@ -79,7 +79,7 @@ def test_a_call_is_read_as_the_template_writes_it(name: str, recipe: Callable[[s
     asked = loaded.render(chat(ASK))
     history = loaded.render(chat(*LOOP)).ids
     same = next(at for at, (a, b) in enumerate(zip(history, (*asked.ids, -1), strict=False)) if a != b)
-    ends = {*asked.stop_ids, loaded._load().vocabulary.control.get("<|observation|>")}
+    ends = {*asked.stop_ids, loaded.built.vocabulary.control.get("<|observation|>")}
     end = next((at for at in range(same, len(history)) if history[at] in ends), len(history))
     start = asked.start if same == len(asked.ids) else "text"
     answer = read(loaded, replace(asked, start=start), list(history[same:end]))
@@ -105,7 +105,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
 def test_reasoning_is_read_as_the_model_writes_it(model_name: str, recipe: Callable[[str], ChatTemplate]) -> None:
     options, reasoning = REASONS[model_name]
     loaded = recipe(model_name)
-    family, control = loaded._load().answers.family, loaded._load().vocabulary.control
+    family, control = loaded.built.answers.family, loaded.built.vocabulary.control
     spelled = re.compile(f"({'|'.join(map(re.escape, sorted(control, key=len, reverse=True)))})")
 
     def ids(text: str) -> list[int]:
@@ -277,7 +277,7 @@ def test_a_response_format_comes_after_the_reasoning() -> None:
     assert prompt.start == "reasoning"
     assert prompt.constraint
     assert prompt.constraint.kind == "grammar"
-    closing = recipe._load().vocabulary.control["</think>"]
+    closing = recipe.built.vocabulary.control["</think>"]
     assert f"<[{closing}]>" in prompt.constraint.source
 
 
@@ -294,7 +294,7 @@ async def test_a_call_is_demanded_behind_the_reasoning_of_gpt_oss(recipe: Callab
     loaded = recipe("openai-gpt-oss-120b")
     prompt = loaded.render(chat(ASK, tool_choice=ToolChoice(mode="required", names=("other",))))
     assert prompt.start == "header"
-    assert prompt.stop_ids == {loaded._load().vocabulary.control[end] for end in ("<|return|>", "<|call|>")}
+    assert prompt.stop_ids == {loaded.built.vocabulary.control[end] for end in ("<|return|>", "<|call|>")}
     answer = read(loaded, prompt, await written(loaded, prompt, 1))
     assert {call.name for call in answer.calls} == {"other"}
 

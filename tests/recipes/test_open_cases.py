@@ -41,7 +41,7 @@ def test_fact_1_a_typed_marker_is_ordinary_tokens(recipe: Recipes, model: Models
 @pytest.mark.parametrize("field", FIELDS)
 def test_fact_2_gemmas_marker_is_text_in_every_field(recipe: Recipes, model: Models, field: str) -> None:
     gemma, naive = recipe("google-gemma-4-31B-it-interleaved"), model("google-gemma-4-31B-it-interleaved").tokenizer()
-    renderer = gemma._load().renderer
+    renderer = gemma.built.renderer
     assert renderer
     typed = 0
     for shape in SHAPES.values():

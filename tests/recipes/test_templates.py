@@ -67,7 +67,7 @@ def test_nothing_in_a_template_that_has_a_markers_shape_is_missing_from_the_list
 def test_text_and_ids_are_those_of_transformers_and_refusals_too(
     name: str, shape: str, model: Callable[[str], TrainedTextModel], recipe: Callable[[str], ChatTemplate]
 ) -> None:
-    loaded = recipe(name)._load()
+    loaded = recipe(name).built
     assert loaded.renderer
     for traits, renderer in ((loaded.traits, loaded.renderer), native(loaded)):
         refusal = ""
@@ -104,7 +104,7 @@ def test_hundreds_of_hostile_twins_have_the_same_control_tokens(
 
 def _attack(model: TrainedTextModel, recipe: ChatTemplate, seeds: int) -> None:
     draw = random.Random(f"{model.name} {seeds}")
-    renderer = recipe._load().renderer
+    renderer = recipe.built.renderer
     assert renderer
     served = 0
     for shape in SHAPES.values():

@@ -13,6 +13,7 @@ import tokenizers
 from deepinfra.core.conversation import Conversation
 from deepinfra.core.report import RecipeReport
 from deepinfra.errors import ModelError, RequestError
+from deepinfra.interfaces import Tokenizer
 from deepinfra.models import SpecialTokens
 from deepinfra.recipes.chat_template.answer import Answers
 from deepinfra.recipes.chat_template.environment import MarkedTemplate, PlainTemplate
@@ -64,6 +65,11 @@ class Loaded:
     prepend: int | None
     version: str
     report: RecipeReport
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary's."""
+        return self.vocabulary.tokenizer
 
 
 def load(model: TextModel, source: str | None, date: str | None, cache_chars: int) -> Loaded:

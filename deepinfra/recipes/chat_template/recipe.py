@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from threading import Lock
-from typing import Self
 
 from deepinfra.core.conversation import Conversation
 from deepinfra.core.report import RecipeReport
 from deepinfra.core.request import Prompt, TextInput
 from deepinfra.errors import TemplateError, UnsupportedFieldError
-from deepinfra.interfaces import OutputParser, Recipe, Tokenizer
+from deepinfra.interfaces import OutputParser
 from deepinfra.models import open_model
+from deepinfra.recipes.building import BuiltOnce
 from deepinfra.recipes.chat_template.answer import Continued
 from deepinfra.recipes.chat_template.hygiene import admit
 from deepinfra.recipes.chat_template.loading import Loaded, TextModel, load
@@ -25,7 +22,7 @@ from deepinfra.recipes.output.parser import GrammarParser
 __all__ = ("ChatTemplate", "TextModel")
 
 
-class ChatTemplate(Recipe):
+class ChatTemplate(BuiltOnce[Loaded]):
     """Renders with the model's own chat template; nothing a user typed becomes a control token.
 
     The template is rendered with provenance, the control tokens it wrote itself are encoded under private names, and
@@ -61,36 +58,17 @@ class ChatTemplate(Recipe):
         self._model: TextModel = open_model(model) if isinstance(model, str) else model
         self._template, self._date, self._cache_chars = template, date, cache_chars
         self._tool_fallback = tool_fallback
-        self._built: Loaded | None = None
-        self._lock = Lock()
-
-    @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        await self.offload(self._load)
-        try:
-            yield self
-        finally:
-            self._built = None
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """See `Recipe.tokenizer`."""
-        return self._load().vocabulary.tokenizer
-
-    @property
-    def version(self) -> str:
-        """SHA-256 over the tokenizer's definition, the template and this package's rules."""
-        return self._load().version
+        super().__init__()
 
     def report(self) -> RecipeReport:
         """See `Recipe.report`."""
-        loaded = self._load()
+        loaded = self.built
         report = replace(loaded.report, recipe=type(self).__name__)
         return report if self._tool_fallback else without_fallback(report, loaded.traits)
 
     def render(self, conversation: Conversation) -> Prompt:
         """See `Recipe.render`."""
-        loaded = self._load()
+        loaded = self.built
         if loaded.renderer is None:
             raise TemplateError(f"The model {self._model.name!r} has no chat template.", "messages")
         admit(conversation, loaded.traits, self._tool_fallback)
@@ -119,24 +97,16 @@ class ChatTemplate(Recipe):
 
     def text(self, text: TextInput) -> Prompt:
         """See `Recipe.text`; begins with BOS if the model's tokenizer does so. All output is text."""
-        vocabulary = self._load().vocabulary
-        ids = vocabulary.tokenizer.encode(text.text)
-        if vocabulary.bos is not None:
-            ids = [vocabulary.bos, *ids]
-        control = () if vocabulary.bos is None else (0,)
-        stop_ids = vocabulary.tokenizer.eos_ids
-        return Prompt(ids=tuple(ids), control=control, text=text.text, stop_ids=stop_ids, start="raw")
+        return self.built.vocabulary.bare(text)
 
     def parser(self, prompt: Prompt, choice: int = 0) -> OutputParser:
         """See `Recipe.parser`."""
-        loaded = self._load()
+        loaded = self.built
         tokenizer, answers = loaded.vocabulary.tokenizer, loaded.answers
         grammar = answers.calling if prompt.tools else answers.plain
         make = partial(GrammarParser, grammar, prompt.start, tokenizer.token_bytes, choice, prompt.tools)
         return Continued(make, prompt.begun, tokenizer.encode(prompt.begun)) if prompt.begun else make()
 
-    def _load(self) -> Loaded:
-        with self._lock:
-            if self._built is None:
-                self._built = load(self._model, self._template, self._date, self._cache_chars)
-            return self._built
+    def build(self) -> Loaded:
+        """See `BuiltOnce.build`."""
+        return load(self._model, self._template, self._date, self._cache_chars)

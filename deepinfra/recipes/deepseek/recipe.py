@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from threading import Lock
-from typing import Literal, Self
+from typing import Literal
 
 from deepinfra.core.conversation import Conversation
 from deepinfra.core.report import RecipeReport
 from deepinfra.core.request import Prompt, TextInput
 from deepinfra.errors import ModelError
-from deepinfra.interfaces import OutputParser, Recipe, Tokenizer
+from deepinfra.interfaces import OutputParser, Tokenizer
 from deepinfra.models import open_model
+from deepinfra.recipes.building import BuiltOnce
 from deepinfra.recipes.deepseek.dialect import DIALECTS, EOS, THINK, THINK_END, Version
 from deepinfra.recipes.deepseek.rendering import render
 from deepinfra.recipes.deepseek.strict import with_strict_tools
@@ -78,8 +77,13 @@ class _Loaded:
     calling: Grammar
     version: str
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary's."""
+        return self.vocabulary.tokenizer
 
-class DeepSeek(Recipe):
+
+class DeepSeek(BuiltOnce[_Loaded]):
     """Writes DeepSeek's own format, without a template; nothing a user typed becomes a control token.
 
     The text and its control ranges come from a pure function of conversation and version; the ranges alone become
@@ -112,30 +116,11 @@ class DeepSeek(Recipe):
     ) -> None:
         self._model: TokenizerModel = open_model(model) if isinstance(model, str) else model
         self._format, self._effort, self._cache_chars = version, effort, cache_chars
-        self._built: _Loaded | None = None
-        self._lock = Lock()
-
-    @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        await self.offload(self._load)
-        try:
-            yield self
-        finally:
-            self._built = None
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """See `Recipe.tokenizer`."""
-        return self._load().vocabulary.tokenizer
-
-    @property
-    def version(self) -> str:
-        """SHA-256 over the tokenizer's definition, the format and this package's rules."""
-        return self._load().version
+        super().__init__()
 
     def render(self, conversation: Conversation) -> Prompt:
         """See `Recipe.render`."""
-        loaded = self._load()
+        loaded = self.built
         if conversation.effort is None:
             conversation = replace(conversation, effort=self._effort)
         conversation = with_strict_tools(conversation)
@@ -162,25 +147,17 @@ class DeepSeek(Recipe):
 
     def text(self, text: TextInput) -> Prompt:
         """See `Recipe.text`; begins with BOS if the model's tokenizer does so. All output is text."""
-        vocabulary = self._load().vocabulary
-        first = () if vocabulary.bos is None else (vocabulary.bos,)
-        return Prompt(
-            ids=(*first, *vocabulary.tokenizer.encode(text.text)),
-            control=tuple(range(len(first))),
-            text=text.text,
-            stop_ids=vocabulary.tokenizer.eos_ids,
-            start="raw",
-        )
+        return self.built.vocabulary.bare(text)
 
     def parser(self, prompt: Prompt, choice: int = 0) -> OutputParser:
         """See `Recipe.parser`."""
-        loaded = self._load()
+        loaded = self.built
         grammar = loaded.calling if prompt.tools else loaded.plain
         return GrammarParser(grammar, prompt.start, loaded.vocabulary.tokenizer.token_bytes, choice, prompt.tools)
 
     def report(self) -> RecipeReport:
         """See `Recipe.report`."""
-        control = self._load().vocabulary.control
+        control = self.built.vocabulary.control
         return RecipeReport(
             recipe=type(self).__name__,
             control=tuple(sorted(control.items(), key=lambda item: item[1])),
@@ -191,11 +168,9 @@ class DeepSeek(Recipe):
             tools=_FAMILIES[self._format].name,
         )
 
-    def _load(self) -> _Loaded:
-        with self._lock:
-            if self._built is None:
-                self._built = _load(self._model, self._format, self._cache_chars)
-            return self._built
+    def build(self) -> _Loaded:
+        """See `BuiltOnce.build`."""
+        return _load(self._model, self._format, self._cache_chars)
 
 
 def _load(model: TokenizerModel, version: Version, cache_chars: int) -> _Loaded:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import tokenizers
 
+from deepinfra.core.request import Prompt, TextInput
 from deepinfra.models import SpecialTokens
 from deepinfra.recipes.encoding.tokenizer import SafeTokenizer, bytes_of_tokens
 from deepinfra.recipes.encoding.vocabulary import SafeEncoder, control_tokens
@@ -45,6 +46,17 @@ class Vocabulary:
     encoder: SafeEncoder
     tokenizer: SafeTokenizer
     bos: int | None
+
+    def bare(self, text: TextInput) -> Prompt:
+        """See `Recipe.text`; begins with BOS if the model's tokenizer does so. All output is text."""
+        first = () if self.bos is None else (self.bos,)
+        return Prompt(
+            ids=(*first, *self.tokenizer.encode(text.text)),
+            control=tuple(range(len(first))),
+            text=text.text,
+            stop_ids=self.tokenizer.eos_ids,
+            start="raw",
+        )
 
 
 def load_vocabulary(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from threading import Lock
-from typing import Self
 
 from deepinfra.core.conversation import Constraint, Conversation
 from deepinfra.core.report import RecipeReport
 from deepinfra.core.request import Prompt, TextInput
 from deepinfra.errors import ConfigError, ModelError, UnsupportedFieldError
-from deepinfra.interfaces import OutputParser, Recipe, Tokenizer
+from deepinfra.interfaces import OutputParser, Tokenizer
 from deepinfra.models import open_model
+from deepinfra.recipes.building import BuiltOnce
 from deepinfra.recipes.encoding.loading import TokenizerModel, Vocabulary, load_vocabulary
 from deepinfra.recipes.harmony.rendering import CALL, EFFORTS, END, MARKERS, RETURN, START, Voice, render
 from deepinfra.recipes.output.constraint import compose
@@ -37,8 +35,13 @@ class _Loaded:
     stop_ids: frozenset[int]
     version: str
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary's."""
+        return self.vocabulary.tokenizer
 
-class Harmony(Recipe):
+
+class Harmony(BuiltOnce[_Loaded]):
     """Renders and parses the harmony format; nothing a user typed becomes a control token.
 
     Prompts equal those of the package openai-harmony, which is not needed: it takes its vocabulary from the network
@@ -73,30 +76,11 @@ class Harmony(Recipe):
         self._model: TokenizerModel = open_model(model) if isinstance(model, str) else model
         self._voice = Voice(identity=identity, knowledge_cutoff=knowledge_cutoff, date=date, effort=effort)
         self._cache_chars = cache_chars
-        self._built: _Loaded | None = None
-        self._lock = Lock()
-
-    @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        await self.offload(self._load)
-        try:
-            yield self
-        finally:
-            self._built = None
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """See `Recipe.tokenizer`."""
-        return self._load().vocabulary.tokenizer
-
-    @property
-    def version(self) -> str:
-        """SHA-256 over the tokenizer's definition and this package's rules."""
-        return self._load().version
+        super().__init__()
 
     def render(self, conversation: Conversation) -> Prompt:
         """See `Recipe.render`."""
-        loaded = self._load()
+        loaded = self.built
         rendered = render(conversation, self._voice)
         text = rendered.text
         ids, control = loaded.vocabulary.encoder.encode(text, rendered.ranges)
@@ -115,13 +99,13 @@ class Harmony(Recipe):
 
     def text(self, text: TextInput) -> Prompt:
         """See `Recipe.text`. All output is text."""
-        loaded = self._load()
+        loaded = self.built
         ids = tuple(loaded.vocabulary.tokenizer.encode(text.text))
         return Prompt(ids=ids, text=text.text, stop_ids=loaded.stop_ids, start="raw")
 
     def report(self) -> RecipeReport:
         """See `Recipe.report`."""
-        loaded = self._load()
+        loaded = self.built
         return RecipeReport(
             recipe="Harmony",
             control=tuple(sorted(loaded.vocabulary.control.items(), key=lambda pair: pair[1])),
@@ -146,16 +130,14 @@ class Harmony(Recipe):
 
     def parser(self, prompt: Prompt, choice: int = 0) -> OutputParser:
         """See `Recipe.parser`."""
-        loaded = self._load()
+        loaded = self.built
         return GrammarParser(
             loaded.grammar, prompt.start, loaded.vocabulary.tokenizer.token_bytes, choice, prompt.tools
         )
 
-    def _load(self) -> _Loaded:
-        with self._lock:
-            if self._built is None:
-                self._built = _load(self._model, self._cache_chars)
-            return self._built
+    def build(self) -> _Loaded:
+        """See `BuiltOnce.build`."""
+        return _load(self._model, self._cache_chars)
 
 
 def _constraint(conversation: Conversation, start: str, control: Mapping[str, int]) -> Constraint | None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version as version_of
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from deepinfra.core.conversation import Conversation
 from deepinfra.core.report import RecipeReport
 from deepinfra.core.request import Prompt, TextInput
 from deepinfra.errors import ConfigError, ModelError
-from deepinfra.interfaces import OutputParser, Recipe, Tokenizer
+from deepinfra.interfaces import OutputParser
 from deepinfra.models import pull
+from deepinfra.recipes.building import BuiltOnce
 from deepinfra.recipes.output.constraint import compose, offered
 from deepinfra.recipes.output.families.json_list import MISTRAL_LIST
 from deepinfra.recipes.output.families.tokens import MISTRAL, MISTRAL_IDS
@@ -53,7 +52,7 @@ class _Loaded:
     version: str
 
 
-class Mistral(Recipe):
+class Mistral(BuiltOnce[_Loaded]):
     """Prompts by the package mistral-common, which the extra `mistral` installs.
 
     Their ids are mistral-common's own: text that a user typed never becomes a control token. What it refuses is
@@ -76,26 +75,7 @@ class Mistral(Recipe):
                     "pip install 'deepinfra-serve[mistral]'"
                 )
         self._model, self._cache_chars = model, cache_chars
-        self._built: _Loaded | None = None
-        self._lock = Lock()
-
-    @asynccontextmanager
-    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        await self.offload(self._load)
-        try:
-            yield self
-        finally:
-            self._built = None
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """See `Recipe.tokenizer`."""
-        return self._load().tokenizer
-
-    @property
-    def version(self) -> str:
-        """SHA-256 over the tokenizer's file, the version of mistral-common and this package's rules."""
-        return self._load().version
+        super().__init__()
 
     def render(self, conversation: Conversation) -> Prompt:
         """See `Recipe.render`."""
@@ -103,7 +83,7 @@ class Mistral(Recipe):
 
         from deepinfra.recipes.mistral.request import refused, request_of
 
-        loaded = self._load()
+        loaded = self.built
         start = _start(conversation, loaded.thinks)
         try:
             request = request_of(conversation, offered(conversation), number=loaded.number, thinks=loaded.thinks)
@@ -138,13 +118,13 @@ class Mistral(Recipe):
 
     def text(self, text: TextInput) -> Prompt:
         """See `Recipe.text`; begins with `<s>`. All output is text."""
-        tokenizer = self._load().tokenizer
+        tokenizer = self.built.tokenizer
         ids = (tokenizer.bos_id, *tokenizer.encode(text.text))
         return Prompt(ids=ids, control=(0,), text=text.text, stop_ids=tokenizer.eos_ids, start="raw")
 
     def report(self) -> RecipeReport:
         """See `Recipe.report`."""
-        loaded = self._load()
+        loaded = self.built
         number = loaded.number
         tokenizer = loaded.tokenizer
         fences = ["[INST] and [/INST]: in version 1 they are text that a user can type"] if number == 1 else []
@@ -186,15 +166,13 @@ class Mistral(Recipe):
 
     def parser(self, prompt: Prompt, choice: int = 0) -> OutputParser:
         """See `Recipe.parser`."""
-        loaded = self._load()
+        loaded = self.built
         grammar = loaded.grammars[bool(prompt.tools)]
         return GrammarParser(grammar, prompt.start, loaded.tokenizer.token_bytes, choice, prompt.tools)
 
-    def _load(self) -> _Loaded:
-        with self._lock:
-            if self._built is None:
-                self._built = _load(self._model, self._cache_chars)
-            return self._built
+    def build(self) -> _Loaded:
+        """See `BuiltOnce.build`."""
+        return _load(self._model, self._cache_chars)
 
 
 def _load(model: str | Path, cache_chars: int) -> _Loaded:

@@ -84,7 +84,7 @@ def answer(recipe: DeepSeek) -> Callable[..., tuple[int, ...]]:
             for at in range(len(said))
             if said.startswith(token, at) and not said.endswith("<b> ", 0, at)
         ]
-        return tuple(recipe._load().vocabulary.encoder.encode(said, sorted(spans))[0])
+        return tuple(recipe.built.vocabulary.encoder.encode(said, sorted(spans))[0])
 
     return answer
 
