@@ -6,20 +6,16 @@ request field means) is in MEANINGS, and a field that is missing there is an err
 
 from __future__ import annotations
 
-import ast
 import inspect
-import itertools
 import json
-import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import anyio
 import typer
-from pydantic import BaseModel, TypeAdapter
-from pydantic.errors import PydanticInvalidForJsonSchema
-from pydantic.fields import FieldInfo
+from markdown_of import accepts, class_section, code, default, signature, table, text_of
+from pydantic import BaseModel
 
 import deepinfra.interfaces
 from deepinfra import Engine, Pool, asgi, errors, hookspecs
@@ -124,17 +120,6 @@ OTHER_CODES = {
 }
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; `|` inside cells is escaped."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def code(text: object) -> str:
-    """Monospaced, or nothing for nothing."""
-    return f"`{text}`" if str(text) else ""
-
-
 def meaning(error: type[errors.DeepinfraError]) -> str:
     """The first sentence of an error's docstring."""
     text = " ".join((inspect.getdoc(error) or "").partition("\n\n")[0].split())
@@ -146,62 +131,6 @@ def about(part: type) -> str:
     """What a kind of part is, from the first line of its module."""
     text = (inspect.getmodule(part).__doc__ or "").partition("\n")[0].partition(": ")[2]
     return text[:1].upper() + text[1:]
-
-
-def words(schema: Mapping[str, typing.Any]) -> str:
-    """A JSON Schema in a few words."""
-    if "anyOf" in schema or "oneOf" in schema:
-        return " or ".join(dict.fromkeys(words(each) for each in schema.get("anyOf", schema.get("oneOf", ()))))
-    if "enum" in schema:
-        return ", ".join(code(value) for value in schema["enum"])
-    if "const" in schema:
-        return code(str(schema["const"]).lower())
-    if "$ref" in schema:
-        return "object"
-    kind = str(schema.get("type", "anything"))
-    if kind == "array" and "items" in schema:
-        inner = words(schema["items"])
-        kind = f"array of {inner}" if inner != "anything" else kind
-    bounds = [
-        f"{sign} {bound(schema[name])}"
-        for name, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-        if name in schema
-    ]
-    bounds += [f"at most {schema[name]}" for name in ("maxItems", "maxProperties") if name in schema]
-    return kind + (f", {', '.join(bounds)}" if bounds else "")
-
-
-def bound(number: float) -> str:
-    """A limit; powers of two as such."""
-    size = abs(number)
-    if size >= 2**31 and size == int(size) and int(size) & (int(size) - 1) == 0:
-        return f"{'-' if number < 0 else ''}2^{int(size).bit_length() - 1}"
-    return f"{number:g}"
-
-
-def accepts(info: FieldInfo) -> str:
-    """What a field takes."""
-    annotated: typing.Any = info.annotation
-    if info.metadata:
-        annotated = typing.Annotated[(annotated, *info.metadata)]
-    try:
-        return words(TypeAdapter(annotated).json_schema()).removesuffix(" or null")
-    except PydanticInvalidForJsonSchema:
-        return "see the right"
-
-
-def default(info: FieldInfo) -> str:
-    """A field's default as it would be written in the file."""
-    if info.is_required():
-        return "required"
-    value = info.default
-    if isinstance(value, bool):
-        return code(str(value).lower())
-    if isinstance(value, tuple):
-        return code(list(value))
-    if isinstance(value, str):
-        return code(f'"{value}"')
-    return "none" if value is None else code(value)
 
 
 # -- pages ----------------------------------------------------------------------------------------
@@ -460,15 +389,15 @@ def metric_names() -> str:
 def interface_pages() -> str:
     """Interfaces."""
     sections = [
-        _class_section(getattr(deepinfra.interfaces, name))
+        class_section(getattr(deepinfra.interfaces, name))
         for name in ("Component", *(part.__name__ for part in INTERFACES.values()))
     ]
     sections += [
-        _class_section(getattr(deepinfra.interfaces, name))
+        class_section(getattr(deepinfra.interfaces, name))
         for name in ("Tokenizer", "OutputParser", "StepHandle", "KVMemory", "Clock", "Offload")
     ]
     hooks = [
-        f"### `{_signature(getattr(hookspecs, name))}`\n\n{_text(inspect.getdoc(getattr(hookspecs, name)))}"
+        f"### `{signature(getattr(hookspecs, name))}`\n\n{text_of(inspect.getdoc(getattr(hookspecs, name)))}"
         for name in ("deepinfra_register", "deepinfra_routes", "deepinfra_observers")
     ]
     body, hook_body = "\n\n".join(sections), "\n\n".join(hooks)
@@ -482,61 +411,10 @@ to be written, the others have a default. What is passed is defined in `deepinfr
 
 ## Hooks
 
-{_text(inspect.getdoc(hookspecs))}
+{text_of(inspect.getdoc(hookspecs))}
 
 {hook_body}
 """
-
-
-def _class_section(kind: type) -> str:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    sections = [f"## {kind.__name__}\n\n{_text(inspect.getdoc(kind))}"]
-    for node, after in itertools.zip_longest(tree.body, tree.body[1:]):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if node.name.startswith("_") and node.name != "__call__":
-                continue
-            marks = {ast.unparse(mark) for mark in node.decorator_list}
-            abstract = " *abstract*" if "abstractmethod" in marks else ""
-            head = f"@property {_head(node)}" if "property" in marks else _head(node)
-            title = f"### {kind.__name__}.{node.name}{abstract}"
-            sections.append(f"{title}\n\n`{head}`\n\n{_text(ast.get_docstring(node))}")
-        elif isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr):
-            assert isinstance(after.value, ast.Constant)
-            title = f"### {kind.__name__}.{ast.unparse(node.target)}"
-            sections.append(f"{title}\n\n`{ast.unparse(node)}`\n\n{inspect.cleandoc(str(after.value.value))}")
-    return "\n\n".join(sections)
-
-
-def _text(docstring: str | None) -> str:
-    """A Google docstring as Markdown: sections become lists."""
-    lines: list[str] = []
-    section = False
-    for line in (docstring or "").splitlines():
-        if line in ("Args:", "Attributes:", "Raises:", "Returns:"):
-            section = line != "Returns:"
-            lines += [f"**{line[:-1]}**", ""]
-        elif section and line.startswith("    ") and not line.startswith("     "):
-            name, _, rest = line.strip().partition(":")
-            lines.append(f"- `{name}`:{rest}")
-        elif line.startswith("    "):
-            lines.append(f"  {line.strip()}" if section else line.strip())
-        else:
-            section = section and not line
-            lines.append(line)
-    return "\n".join(lines)
-
-
-def _head(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
-    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return f"{word} {node.name}({ast.unparse(node.args)}){returns}"
-
-
-def _signature(function: Callable[..., object]) -> str:
-    node = ast.parse(inspect.getsource(function)).body[0]
-    assert isinstance(node, ast.FunctionDef)
-    return _head(node).removeprefix("def ")
 
 
 async def _families() -> list[typing.Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -39,7 +40,9 @@ def generated() -> Mapping[str, Callable[[], str]]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(REFERENCE))  # as `python docs/reference/generate.py` has it
     spec.loader.exec_module(module)
+    sys.path.remove(str(REFERENCE))
     pages: Mapping[str, Callable[[], str]] = module.PAGES
     return pages
 

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import json
 import random
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import jsonschema
-import numpy as np
 import pytest
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 
 from deepinfra.core.conversation import Constraint, Conversation, Message, TextPart, ToolChoice, ToolDefinition
 from deepinfra.engine.schemas import bounded_grammar
@@ -20,8 +17,9 @@ from deepinfra.recipes.output.constraint import compose
 from deepinfra.recipes.output.families import FAMILIES
 from deepinfra.recipes.output.family import ToolFamily, output_grammar
 from deepinfra.recipes.output.parser import GrammarParser
-from deepinfra.testing.answers import WRITERS, Answer, Bytes, answer_of
+from deepinfra.testing.answers import WRITERS, Answer, answer_of
 from deepinfra.testing.deepseek import DeepSeekTextModel
+from deepinfra.testing.walks import Walker, byte_walker
 
 THINK = ("<think>", "</think>")
 USER = Message(role="user", content=(TextPart("x"),))
@@ -59,86 +57,6 @@ SCHEMA = (
 CONSTRAINED = [name for name, family in FAMILIES.items() if family.calls is not None]
 
 
-@dataclass
-class Vocabulary:
-    """What a walk needs of a tokenizer: as `deepinfra.engine.constraints` shows one to the library."""
-
-    size: int
-    control: Mapping[str, int]
-    encode: Callable[[str], list[int]]
-    token_bytes: Callable[[int], bytes]
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __post_init__(self) -> None:
-        self.eos_token_id = self.size
-        table = [self.token_bytes(token) for token in range(self.size)]
-        special = {token for token, data in enumerate(table) if not data} | set(self.control.values()) | {self.size}
-        self.tokens = [f"<[{t}]>".encode() if t in special else data for t, data in enumerate([*table, b""])]
-        self.special_token_ids = sorted(special)
-        spelled = "|".join(re.escape(marker) for marker in sorted(self.control, key=len, reverse=True))
-        self.split = re.compile(f"({spelled})" if spelled else "(?!)()")
-        self.library = LLTokenizer(TokenizerWrapper(self), n_vocab=self.size + 1)
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return self.encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
-
-    def marked(self, text: str) -> list[int]:
-        """Ids of text with its markers as control tokens."""
-        ids: list[int] = []
-        for part in self.split.split(text):
-            ids += [self.control[part]] if part in self.control else self.encode(part) if part else []
-        return ids
-
-    def matcher(self, constraint: Constraint) -> LLMatcher:
-        assert constraint.kind == "grammar"
-        matcher = LLMatcher(self.library, LLMatcher.grammar_from_lark(constraint.source), log_level=0)
-        assert not matcher.is_error(), matcher.get_error() + constraint.source
-        return matcher
-
-    def walk(self, constraint: Constraint, draw: random.Random, phrases: Sequence[str], limit: int = 3000) -> list[int]:
-        """A random answer that the constraint allows; `phrases` are what it would hardly find by chance."""
-        matcher, ids = self.matcher(constraint), []
-        known = [self.marked(phrase) for phrase in phrases]
-        while len(ids) < limit:
-            allowed = self.allowed(matcher)
-            late = len(ids) > 60
-            if matcher.is_accepting() and (late or not len(allowed) or draw.random() < 0.3):
-                return ids
-            fitting = [phrase for phrase in known if phrase and matcher.validate_tokens(phrase) == len(phrase)]
-            if fitting and late:  # whatever leaves free text
-                step = min(fitting, key=lambda phrase: (self.choices_behind(matcher, phrase), draw.random()))
-            elif fitting and draw.random() < 0.8:
-                step = draw.choice(fitting)
-            else:
-                step = [int(draw.choice(allowed))]
-            assert matcher.consume_tokens(step)
-            ids += step
-        raise AssertionError(f"no end after {limit} tokens: {bytes(t for t in ids if t < 256)!r}")
-
-    def allowed(self, matcher: LLMatcher) -> np.ndarray:
-        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        assert not matcher.is_error(), matcher.get_error()
-        return np.flatnonzero(bits[: self.size])
-
-    def choices_behind(self, matcher: LLMatcher, phrase: Sequence[int]) -> int:
-        assert matcher.consume_tokens(list(phrase))
-        count = len(self.allowed(matcher)) - 1000 * matcher.is_accepting()
-        matcher.rollback(len(phrase))
-        return count
-
-
-def byte_vocabulary(name: str, tokens: bool) -> Vocabulary:
-    text = WRITERS[name]([("f", {"s": "a", "x": 1})])
-    found = re.findall(
-        r"<[^<>]*:opensource>|<\|[^|<>]*\|?>|<[a-z_]+\|>|<｜[^｜<>]+｜>|\[[A-Z_]+\]|｜DSML｜|</?(?:tool_call|arg_key|arg_value)>",
-        text,
-    )
-    simple = Bytes(sorted({*found, *THINK}) if tokens else ())
-    return Vocabulary(256 + len(simple.control), simple.control, lambda text: list(text.encode()), simple.token_bytes)
-
-
 def phrases(family: ToolFamily) -> list[str]:
     markers = {edge.marker for state in family.states.values() for edge in state.edges}
     markers |= {state.notation.quote for state in family.states.values() if state.notation is not None}
@@ -152,7 +70,7 @@ def asked(mode: str, **more: object) -> Conversation:
 
 
 def read(
-    vocabulary: Vocabulary, family: ToolFamily | None, ids: Sequence[int], start: str, pair: tuple[str, str] | None
+    vocabulary: Walker, family: ToolFamily | None, ids: Sequence[int], start: str, pair: tuple[str, str] | None
 ) -> Answer:
     grammar = output_grammar(vocabulary.control, None if family and not family.entries else pair, family)
     parser = GrammarParser(
@@ -207,7 +125,7 @@ CASES: dict[str, tuple[Conversation, str, bool]] = {
 @pytest.mark.parametrize("family", CONSTRAINED)
 def test_what_a_composed_grammar_allows_parses_back_into_valid_calls(family, case, tokens) -> None:
     conversation, start, thinks = CASES[case]
-    vocabulary, syntax, draw = byte_vocabulary(family, tokens), FAMILIES[family], random.Random(f"{family} {case}")
+    vocabulary, syntax, draw = byte_walker(family, tokens), FAMILIES[family], random.Random(f"{family} {case}")
     pair = THINK if thinks and syntax.entries else None
     if start == "reasoning" and pair is None:
         start = "text"
@@ -220,7 +138,7 @@ def test_what_a_composed_grammar_allows_parses_back_into_valid_calls(family, cas
 
 @pytest.mark.parametrize("family", CONSTRAINED)
 def test_calls_as_models_write_them_are_what_a_demanded_call_is(family) -> None:
-    vocabulary, syntax = byte_vocabulary(family, True), FAMILIES[family]
+    vocabulary, syntax = byte_walker(family, True), FAMILIES[family]
     constraint = compose(asked("required"), control=vocabulary.control, family=syntax)
     assert constraint is not None
     arguments = {"city": 'Par"is\n日本', "days": 2, "unit": "degrees F", "note": "x", "where": {"x": 1.5}, "fast": True}
@@ -234,7 +152,7 @@ def test_calls_as_models_write_them_are_what_a_demanded_call_is(family) -> None:
 
 
 def test_inside_an_opened_block_the_opener_is_not_written_again() -> None:
-    vocabulary = byte_vocabulary("dsml", True)
+    vocabulary = byte_walker("dsml", True)
     constraint = compose(asked("required"), control=vocabulary.control, start="tool", family=FAMILIES["dsml"])
     assert constraint is not None
     draw = random.Random(2)
@@ -271,7 +189,7 @@ def test_a_constraint_stays_as_it_is_where_nothing_stands_around_the_text(kind) 
 )
 @pytest.mark.parametrize("tokens", [False, True])
 def test_an_answer_is_constrained_behind_its_reasoning(wanted, text, wrong, tokens) -> None:
-    vocabulary = byte_vocabulary("hermes", tokens)
+    vocabulary = byte_walker("hermes", tokens)
     conversation = Conversation(messages=(USER,), constraint=wanted)
     opened = compose(conversation, control=vocabulary.control, start="reasoning", reasoning=THINK)
     may = compose(conversation, control=vocabulary.control, reasoning=THINK)
@@ -291,7 +209,7 @@ def test_an_answer_is_constrained_behind_its_reasoning(wanted, text, wrong, toke
 
 def test_strict_calls_leave_the_text_free_until_a_block_is_opened() -> None:
     for tokens in (False, True):
-        vocabulary = byte_vocabulary("hermes", tokens)
+        vocabulary = byte_walker("hermes", tokens)
         constraint = compose(asked("auto"), control=vocabulary.control, family=FAMILIES["hermes"])
         assert constraint is not None
         for text, valid in (
@@ -306,7 +224,7 @@ def test_strict_calls_leave_the_text_free_until_a_block_is_opened() -> None:
 
 def test_a_tool_that_is_not_strict_may_get_any_object_unless_a_call_is_demanded() -> None:
     loose = ToolDefinition(name="loose", parameters={"type": "object", "properties": {"a": {"type": "integer"}}})
-    vocabulary = byte_vocabulary("hermes", False)
+    vocabulary = byte_walker("hermes", False)
     for choice, text, valid in (
         (ToolChoice(), '{"b": {"c": []}}', True),
         (ToolChoice(mode="required"), '{"b": {"c": []}}', False),
@@ -336,7 +254,7 @@ def test_what_no_grammar_can_enforce_is_left_out_of_a_tool_that_is_not_strict() 
         "required": ["a"],
         "if": {"required": ["b"]},
     }
-    vocabulary = byte_vocabulary("hermes", False)
+    vocabulary = byte_walker("hermes", False)
     for strict in (False, True):
         tool = ToolDefinition(name="f", parameters=parameters, strict=strict)
         conversation = Conversation(messages=(USER,), tools=(tool,), tool_choice=ToolChoice(mode="required"))
@@ -354,7 +272,7 @@ def test_what_no_grammar_can_enforce_is_left_out_of_a_tool_that_is_not_strict() 
 @pytest.mark.parametrize("family", ["dsml", "qwen-xml", "glm", "lfm2", "gemma-4"])
 def test_a_schema_without_properties_allows_any_parameters(family) -> None:
     open_tool = ToolDefinition(name="f", parameters={"type": "object"})
-    vocabulary = byte_vocabulary(family, True)
+    vocabulary = byte_walker(family, True)
     conversation = Conversation(messages=(USER,), tools=(open_tool,), tool_choice=ToolChoice(mode="required"))
     constraint = compose(conversation, control=vocabulary.control, family=FAMILIES[family])
     assert constraint is not None
@@ -417,7 +335,7 @@ def test_every_notation_holds_values_to_their_schema(family, case) -> None:
         parameters={"type": "object", "properties": {"x": schema}, "required": ["x"], "$defs": {"t": TREE}},  # type: ignore[dict-item]
     )
     conversation = Conversation(messages=(USER,), tools=(tool,), tool_choice=ToolChoice(mode="required"))
-    vocabulary = byte_vocabulary(family, True)
+    vocabulary = byte_walker(family, True)
     constraint = compose(conversation, control=vocabulary.control, family=FAMILIES[family])
     assert constraint is not None
     for value in (valid, *invalid):
@@ -433,7 +351,7 @@ def test_a_large_schema_stays_a_small_grammar_in_every_notation(family) -> None:
         deep = {"type": "object", "properties": {"a": deep}, "required": ["a"], "additionalProperties": False}
     part = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string"}}, "b": {}}}
     wide = {"type": "object", "properties": {f"p{index}": part for index in range(60)}}
-    vocabulary = byte_vocabulary(family, True)
+    vocabulary = byte_walker(family, True)
     for parameters in (deep, wide, {"type": "object"}):
         tools = (*(ToolDefinition(name=f"f{index}", parameters=parameters) for index in range(3)), NOTHING)  # type: ignore[arg-type]
         conversation = Conversation(messages=(USER,), tools=tools, tool_choice=ToolChoice(mode="required"))
@@ -452,7 +370,7 @@ def test_what_a_notation_cannot_be_held_to_is_refused_of_a_strict_tool_and_left_
     for strict in (False, True):
         tool = ToolDefinition(name="f", strict=strict, parameters={"type": "object", "properties": {"x": schema}})  # type: ignore[dict-item]
         conversation = Conversation(messages=(USER,), tools=(tool,), tool_choice=ToolChoice(mode="required"))
-        vocabulary = byte_vocabulary("gemma-4", True)
+        vocabulary = byte_walker("gemma-4", True)
         if strict:
             with pytest.raises(UnsupportedFieldError, match=rf"'{word}' of the strict tool 'f'"):
                 compose(conversation, control=vocabulary.control, family=FAMILIES["gemma-4"])
@@ -466,7 +384,7 @@ def test_what_a_notation_cannot_be_held_to_is_refused_of_a_strict_tool_and_left_
 def test_a_quote_in_a_parameters_name_is_spelled_as_it_is_read() -> None:
     tool = ToolDefinition(name="f", parameters={"type": "object", "properties": {'k" a': {"type": "string"}}})
     conversation = Conversation(messages=(USER,), tools=(tool,), tool_choice=ToolChoice(mode="required"))
-    vocabulary = byte_vocabulary("dsml", True)
+    vocabulary = byte_walker("dsml", True)
     constraint = compose(conversation, control=vocabulary.control, family=FAMILIES["dsml"])
     assert constraint is not None
     text = WRITERS["dsml"]([("f", {"k&quot; a": "v"})])
@@ -474,7 +392,7 @@ def test_a_quote_in_a_parameters_name_is_spelled_as_it_is_read() -> None:
 
 
 def test_json_has_no_white_space_that_need_not_end() -> None:
-    vocabulary = byte_vocabulary("hermes", False)
+    vocabulary = byte_walker("hermes", False)
     constraint = compose(asked("required"), control={}, family=FAMILIES["hermes"])
     assert constraint is not None
     matcher = vocabulary.matcher(constraint)
@@ -497,17 +415,17 @@ def test_a_schema_that_is_no_json_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Vocabulary:
+def smollm2() -> Walker:
     built = load_vocabulary(open_model("smollm2"), (), 0)
-    return Vocabulary(built.tokenizer.vocab_size, built.control, built.tokenizer.encode, built.tokenizer.token_bytes)
+    return Walker(built.tokenizer.vocab_size, built.control, built.tokenizer.encode, built.tokenizer.token_bytes)
 
 
 @pytest.fixture(scope="module")
-def deepseek() -> Vocabulary:
+def deepseek() -> Walker:
     built = load_vocabulary(
         DeepSeekTextModel(), ("<think>", "</think>", "｜DSML｜", "<｜User｜>", "<｜Assistant｜>"), 0
     )
-    return Vocabulary(built.tokenizer.vocab_size, built.control, built.tokenizer.encode, built.tokenizer.token_bytes)
+    return Walker(built.tokenizer.vocab_size, built.control, built.tokenizer.encode, built.tokenizer.token_bytes)
 
 
 @pytest.mark.parametrize("case", CASES)
