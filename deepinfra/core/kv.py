@@ -148,6 +148,7 @@ class KVLayout:
         dtype: Element type (`float32`, `bfloat16`, `digest64`, ...).
         groups: At least one; executors with only `full` groups need no snapshots.
         snapshot_nbytes: Bytes of windows and states at one boundary; 0 with only `full` groups.
+        snapshot_reach: How many positions back from a sequence's end a snapshot can still be taken.
     """
 
     block_size: int
@@ -155,6 +156,12 @@ class KVLayout:
     dtype: str
     groups: tuple[KVGroup, ...]
     snapshot_nbytes: int = 0
+    snapshot_reach: int = 0
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of a staging slot: room for the engine's frame and the larger of the two kinds of record."""
+        return FRAME_NBYTES + max(self.block_nbytes, self.snapshot_nbytes)
 
     @property
     def fingerprint(self) -> str:
@@ -165,10 +172,15 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long KV is worth keeping. `none` is never written to a store; `ttl_s` overrides the class's own."""
+    """How long KV is worth keeping, and where.
+
+    `none` is never given to a store; `ttl_s` overrides the class's own; without `disk` it stays in RAM: a store that
+    writes to a disk or sends over a network leaves it.
+    """
 
     traffic: Literal["default", "agent", "chat", "none"] = "default"
     ttl_s: float | None = None
+    disk: bool = True
 
 
 class RecordRef(NamedTuple):

@@ -125,10 +125,14 @@ class SeqSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedTokens:
-    """Prompt tokens that were not computed, by the tier they came from."""
+    """Prompt tokens that were not computed, by the tier they came from.
+
+    `age_s` are seconds since the oldest of a tier's records was saved, where the store says so.
+    """
 
     device: int = 0
     store: dict[str, int] = field(default_factory=dict)
+    age_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def total(self) -> int:

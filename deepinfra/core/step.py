@@ -24,6 +24,7 @@ __all__ = (
     "SeqFailure",
     "SeqOpen",
     "SeqOutput",
+    "Snapshot",
     "StepPlan",
     "StepReport",
     "StepResult",
@@ -168,7 +169,9 @@ class Fill(NamedTuple):
 class SeqOpen(NamedTuple):
     """A whole record of a sequence, told once per epoch.
 
-    `blocks` are the first entries of its block table: published blocks to read only, then filled ones.
+    `blocks` are the first entries of its block table: published blocks to read only, then filled ones. `restore` is
+    the staging slot with the snapshot of its windows and states at the position where its first item starts; without
+    one (-1) that item and those after it see nothing of windows below that position.
     """
 
     seq: SeqId
@@ -179,6 +182,7 @@ class SeqOpen(NamedTuple):
     seed: int
     choice: int = 0
     sampling: SamplingParams = SamplingParams()
+    restore: int = -1
 
 
 class WorkItem(NamedTuple):
@@ -200,8 +204,21 @@ class WorkItem(NamedTuple):
     head_drafts: int = 0
 
 
+class Snapshot(NamedTuple):
+    """Copy a sequence's windows and states as they were behind `position` positions into a staging slot's payload.
+
+    Taken before anything else of its step, so after all steps before it. `position` is a block boundary that the
+    sequence has computed, at most `KVLayout.snapshot_reach` positions back.
+    """
+
+    seq: SeqId
+    epoch: Epoch
+    position: int
+    slot: int
+
+
 class StepPlan(NamedTuple):
-    """One step, told as differences. Order of meaning: `closed`, `opened`, `fills`, `items`."""
+    """One step, told as differences. Order of meaning: `snapshots`, `closed`, `opened`, `fills`, `items`."""
 
     step: int
     items: tuple[WorkItem, ...]
@@ -210,6 +227,7 @@ class StepPlan(NamedTuple):
     fills: tuple[Fill, ...] = ()
     masked: bool = False
     placement: Placement | None = None
+    snapshots: tuple[Snapshot, ...] = ()
 
 
 class MaskRows(NamedTuple):

@@ -34,7 +34,7 @@ class StepHandle(Protocol):
 
 
 class KVMemory(ABC):
-    """Host staging beside the device's KV: slots of `FRAME_NBYTES + layout.block_nbytes` bytes.
+    """Host staging beside the device's KV: slots of `layout.slot_nbytes` bytes.
 
     The engine owns which slot is used for what. A slot's payload begins at `FRAME_NBYTES`; the room before it is the
     engine's frame, so that a record is saved and loaded without a copy.
@@ -119,7 +119,7 @@ class Executor(Component):
     def submit(self, plan: StepPlan) -> StepHandle:
         """Queue a step; never blocks, never raises for the plan's content (that is the result's business).
 
-        A step applies `closed`, then `opened`, then `fills`, then computes `items`: chunks and single rows mixed.
+        A step applies `snapshots`, `closed`, `opened` and `fills`, then computes `items`: chunks and single rows mixed.
         A row that samples yields the token after its position, drawn as `core.sampling` says; drafts are verified in
         `matched` fashion: the target's token is drawn at each position and a draft is accepted iff equal.
         """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
+from anyio.lowlevel import checkpoint
+
 from deepinfra.core.ids import BlockKey
 from deepinfra.core.kv import (
     Forgotten,
@@ -28,6 +30,9 @@ class KVStore(Component):
     what the frame catches. No method raises for damage, absence, a full disk or an unreachable server: those are
     misses. All methods may be called concurrently; a cancelled call leaks nothing.
     """
+
+    promotes: bool = False
+    """Whether blocks that were loaded should be given to `save` once more, so that a faster tier can keep them."""
 
     @abstractmethod
     async def match(self, keys: Sequence[BlockKey]) -> Match:
@@ -55,6 +60,14 @@ class KVStore(Component):
 
     async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
         """Tell that records were used above (in RAM or on the device), so that their life slides; default: nothing."""
+
+    async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
+        """Token ids of some held blocks that continue `parent` (a namespace's root: first blocks); default: none.
+
+        To explain a miss in text. May read much; the caller bounds the time.
+        """
+        await checkpoint()
+        return ()
 
     @abstractmethod
     async def forget(self, which: NamespaceFilter) -> Forgotten:
