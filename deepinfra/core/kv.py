@@ -12,7 +12,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from deepinfra.core.ids import BlockKey
 
@@ -28,11 +28,14 @@ __all__ = (
     "Match",
     "Namespace",
     "NamespaceFilter",
+    "PublicBlocks",
     "RecordRef",
     "Retention",
     "TierHit",
+    "Traffic",
     "block_keys",
     "namespace_digest",
+    "parent_key",
     "root_key",
 )
 
@@ -55,6 +58,7 @@ class Namespace:
         layout: `KVLayout.fingerprint`.
         numerics: Mode that changes bits (`ordinary`, `batch-invariant`) and the replay mode.
         tenant: Salt of the tenant; `public` is a tenant like any other.
+        salt: What a client narrows it by: part of a tenant's prompts that shares nothing with the rest.
     """
 
     weights: str
@@ -64,12 +68,13 @@ class Namespace:
     tenant: str
     adapter: str = ""
     numerics: str = "ordinary"
+    salt: str = ""
 
 
 def namespace_digest(namespace: Namespace) -> bytes:
     """32 bytes that name a namespace; every field is framed by its length, so no two namespaces collide by joining."""
     h = hashlib.sha256(b"deepinfra/namespace\0" + struct.pack("<I", FORMAT_VERSION))
-    for value in (
+    values = (
         namespace.weights,
         namespace.adapter,
         namespace.recipe,
@@ -77,7 +82,9 @@ def namespace_digest(namespace: Namespace) -> bytes:
         namespace.layout,
         namespace.numerics,
         namespace.tenant,
-    ):
+    )
+    # A field more where there is a salt: without one, keys are what they were before there were salts.
+    for value in (*values, namespace.salt) if namespace.salt else values:
         data = value.encode()
         h.update(struct.pack("<Q", len(data)))
         h.update(data)
@@ -89,6 +96,26 @@ def root_key(namespace: Namespace) -> BlockKey:
     return BlockKey(namespace_digest(namespace))
 
 
+class PublicBlocks(NamedTuple):
+    """Leading blocks of a sequence that every tenant may find: their namespace's `root_key`, and how many they are."""
+
+    root: BlockKey
+    count: int
+
+
+def parent_key(root: BlockKey, before: Sequence[BlockKey], index: int, public: PublicBlocks | None = None) -> BlockKey:
+    """What the key of block `index` is chained from; `before` are the keys of the blocks before it.
+
+    The first block behind public ones begins a namespace of its own, which depends on the tenant's root and on all
+    that stands before it: whatever two tenants have there, and however alike, has no key in common.
+    """
+    if index == 0:
+        return root if public is None or not public.count else public.root
+    if public is not None and index == public.count:
+        return BlockKey(hashlib.sha256(b"deepinfra/branch\0" + root + before[index - 1]).digest())
+    return before[index - 1]
+
+
 def block_keys(
     root: BlockKey,
     tokens: Sequence[int],
@@ -96,6 +123,7 @@ def block_keys(
     *,
     known: Sequence[BlockKey] = (),
     media: Sequence[tuple[int, bytes]] = (),
+    public: PublicBlocks | None = None,
 ) -> list[BlockKey]:
     """Keys of all full blocks of `tokens`.
 
@@ -105,20 +133,19 @@ def block_keys(
         block_size: Tokens per block.
         known: Keys already computed for a prefix of the same tokens; only the rest is hashed.
         media: Digests of media with the token position each is bound to.
+        public: Leading blocks that are no tenant's own; see `parent_key`.
 
     Returns:
         `len(tokens) // block_size` keys.
     """
     keys = list(known[: len(tokens) // block_size])
-    parent = keys[-1] if keys else root
     for start in range(len(keys) * block_size, len(tokens) - block_size + 1, block_size):
-        h = hashlib.sha256(parent)
+        h = hashlib.sha256(parent_key(root, keys, len(keys), public))
         h.update(array("I", tokens[start : start + block_size]).tobytes())
         for position, digest in media:
             if start <= position < start + block_size:
                 h.update(struct.pack("<I", position - start) + digest)
-        parent = BlockKey(h.digest())
-        keys.append(parent)
+        keys.append(BlockKey(h.digest()))
     return keys
 
 
@@ -170,17 +197,22 @@ class KVLayout:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+Traffic: TypeAlias = Literal["default", "agent", "chat", "none"]
+"""Classes of traffic, by how long their KV is worth keeping."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """How long KV is worth keeping, and where.
 
     `none` is never given to a store; `ttl_s` overrides the class's own; without `disk` it stays in RAM: a store that
-    writes to a disk or sends over a network leaves it.
+    writes to a disk or sends over a network leaves it. `least_s` is a lower bound: a life that is longer anyway stays.
     """
 
-    traffic: Literal["default", "agent", "chat", "none"] = "default"
+    traffic: Traffic = "default"
     ttl_s: float | None = None
     disk: bool = True
+    least_s: float = 0.0
 
 
 class RecordRef(NamedTuple):
@@ -198,7 +230,8 @@ class KVRecord:
     Attributes:
         ref: Its name and size.
         parent: Key of the block before it (the namespace's root for the first).
-        namespace: `namespace_digest`, for quotas, `forget` and accounting.
+        namespace: Root of the chain of keys it is in: `namespace_digest`, or where a tenant's own blocks branch off
+            public ones; see `parent_key`.
         tenant: Whose record.
         model: The model's name, for `forget` and statistics only.
         tokens: The block's token ids, so that a miss can be explained in text.

@@ -76,10 +76,11 @@ class GenerateRequest:
         stop: Strings that end an answer; matched in answer text only, never returned.
         stop_ids: Token ids that end an answer besides the model's own.
         ignore_eos: Go on past the model's own end tokens (benchmarks).
-        tenant: Whose request; tenants share no cache.
+        tenant: Whose request; tenants share no cache but of prefixes that are declared public.
         retention: How long its KV is worth keeping.
         priority: Higher runs sooner; aging keeps low ones alive.
         deadline_s: Give up after this many seconds from admission.
+        salt: Narrows what its KV is shared with: prompts of the same tenant and the same salt, and nothing else.
     """
 
     input: PromptInput
@@ -97,6 +98,7 @@ class GenerateRequest:
     priority: int = 0
     deadline_s: float | None = None
     request_id: RequestId | None = None
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,8 @@ class SeqSpec:
     """A sequence on its way into a pool; crosses processes.
 
     `tokens` is the prompt plus whatever was generated before (after a handoff); `prompt_len` says where the prompt
-    ends. `max_tokens` counts generated tokens from `prompt_len` on.
+    ends. `max_tokens` counts generated tokens from `prompt_len` on. The first `public` tokens lie in a prefix that all
+    tenants share.
     """
 
     seq: SeqId
@@ -121,6 +124,8 @@ class SeqSpec:
     arrived_at: float = 0.0
     deadline: float | None = None
     constraint: Constraint | None = None
+    salt: str = ""
+    public: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,9 @@ class Lifetimes(NamedTuple):
         if retention.traffic == "none":
             return 0.0
         if retention.ttl_s is not None:
-            return max(0.0, retention.ttl_s)
-        return {"default": self.default_s, "agent": self.agent_s, "chat": self.chat_s}[retention.traffic]
+            return max(0.0, retention.ttl_s, retention.least_s)
+        life_s = {"default": self.default_s, "agent": self.agent_s, "chat": self.chat_s}[retention.traffic]
+        return max(life_s, retention.least_s)
 
 
 class Departed:
