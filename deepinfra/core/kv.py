@@ -100,7 +100,7 @@ class PublicBlocks(NamedTuple):
     """Leading blocks of a sequence that every tenant may find: their namespace's `root_key`, and how many they are."""
 
     root: BlockKey
-    count: int
+    blocks: int
 
 
 def parent_key(root: BlockKey, before: Sequence[BlockKey], index: int, public: PublicBlocks | None = None) -> BlockKey:
@@ -110,8 +110,8 @@ def parent_key(root: BlockKey, before: Sequence[BlockKey], index: int, public: P
     that stands before it: whatever two tenants have there, and however alike, has no key in common.
     """
     if index == 0:
-        return root if public is None or not public.count else public.root
-    if public is not None and index == public.count:
+        return root if public is None or not public.blocks else public.root
+    if public is not None and index == public.blocks:
         return BlockKey(hashlib.sha256(b"deepinfra/branch\0" + root + before[index - 1]).digest())
     return before[index - 1]
 
