@@ -5,33 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
-import anyio
 import typer
 
-from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_models
+from deepinfra.cli.prompts import ApiOption, RecipeName, inputs_of, prompt_of, with_recipe
+from deepinfra.cli.setup import Config, Model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from deepinfra.core.conversation import JsonValue
     from deepinfra.core.report import RecipeReport
-    from deepinfra.core.request import Prompt, PromptInput
+    from deepinfra.core.request import Prompt
     from deepinfra.interfaces import Recipe
 
 __all__ = ("recipe",)
 
-T = TypeVar("T")
-
 recipe = typer.Typer(no_args_is_help=True, help="See the prompt a request becomes, and what a recipe protects.")
 
-RecipeName = Annotated[
-    str | None, typer.Option("--recipe", metavar="NAME", help="Recipe; default: the configuration's.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Api = Literal["chat", "completions", "responses", "messages"]
-_KEYS: tuple[tuple[str, Api], ...] = (("input", "responses"), ("prompt", "completions"), ("system", "messages"))
 
 
 @recipe.command("render")
@@ -39,7 +29,7 @@ def render(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A request's JSON body; - reads standard input.")],
     model: Model = None,
     recipe_name: RecipeName = None,
-    api: Annotated[Api | None, typer.Option(help="The API the request is for; default: by its fields.")] = None,
+    api: ApiOption = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,12 +37,12 @@ def render(
     from deepinfra.api.body import parse_object
 
     raw = parse_object(sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes())
-    inputs = _inputs(raw, api)
+    inputs = inputs_of(raw, api)
 
     def prompts(built: Recipe) -> list[Prompt]:
-        return [_prompt(built, asked) for asked in inputs]
+        return [prompt_of(built, asked) for asked in inputs]
 
-    for prompt in _with_recipe(prompts, config, model, recipe_name):
+    for prompt in with_recipe(prompts, config, model, recipe_name):
         if as_json:
             typer.echo(json.dumps(_document(prompt), ensure_ascii=False))
         else:
@@ -72,64 +62,13 @@ def doctor(
     """Prove a model's recipe and print what it protects; exits 1 if what a user types can become a control token."""
     import dataclasses
 
-    report = _with_recipe(lambda built: built.report(), config, model, recipe_name)
+    report = with_recipe(lambda built: built.report(), config, model, recipe_name)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report), ensure_ascii=False))
     else:
         _print_report(report)
     if report.injectable:
         raise typer.Exit(1)
-
-
-def _with_recipe(use: Callable[[Recipe], T], config: Path | None, model: str | None, name: str | None) -> T:
-    """What `use` makes of the configured recipe, entered."""
-    keywords: dict[str, object] = {"model": model, "recipe": None if name is None else {"use": name}}
-    blueprint = blueprint_for(config, keywords, defaults=OFFLINE)
-    fetch_models(blueprint)
-    built = blueprint.recipe.build()
-
-    async def entered() -> T:
-        async with built:
-            return use(built)
-
-    return anyio.run(entered)
-
-
-def _inputs(raw: dict[str, JsonValue], api: Api | None) -> list[PromptInput]:
-    """The prompts of a request's body; a model's name, which says nothing here, may be left out."""
-    from datetime import UTC, datetime
-
-    from deepinfra.api.chat.request import CHAT
-    from deepinfra.api.completions.request import COMPLETIONS
-    from deepinfra.api.messages.request import MESSAGES
-    from deepinfra.api.protocol import Received, WireProtocol
-    from deepinfra.api.responses.request import Responses
-    from deepinfra.api.responses.store import ResponseStore
-    from deepinfra.interfaces.given import SystemClock
-
-    guess: Api = next((known for key, known in _KEYS if key in raw), "chat")
-    name = api or guess
-    clock = SystemClock()
-    protocols: dict[Api, WireProtocol] = {
-        "chat": CHAT,
-        "completions": COMPLETIONS,
-        "messages": MESSAGES,
-        "responses": Responses(ResponseStore(clock), clock),
-    }
-    body: dict[str, JsonValue] = {"model": "-", **({"max_tokens": 1} if name == "messages" else {}), **raw}
-    received = Received(headers={}, now=datetime.fromtimestamp(clock.wall(), UTC).date().isoformat(), max_choices=1024)
-    return [request.input for request in protocols[name].parse(body, received).requests]
-
-
-def _prompt(built: Recipe, asked: PromptInput) -> Prompt:
-    from deepinfra.core.conversation import Conversation
-    from deepinfra.core.request import Prompt, TextInput
-
-    if isinstance(asked, Conversation):
-        return built.render(asked)
-    if isinstance(asked, TextInput):
-        return built.text(asked)
-    return Prompt(ids=asked)
 
 
 def _document(prompt: Prompt) -> dict[str, object]:
