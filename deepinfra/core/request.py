@@ -10,7 +10,20 @@ from deepinfra.core.ids import RequestId, SeqId
 from deepinfra.core.kv import Retention
 from deepinfra.core.sampling import SamplingParams
 
-__all__ = ("CachedTokens", "FinishReason", "GenerateRequest", "Prompt", "PromptInput", "SeqSpec", "TextInput", "Usage")
+__all__ = (
+    "PUBLIC",
+    "CachedTokens",
+    "FinishReason",
+    "GenerateRequest",
+    "Prompt",
+    "PromptInput",
+    "SeqSpec",
+    "TextInput",
+    "Usage",
+)
+
+PUBLIC = "public"
+"""The tenant of callers without a key, and of what is declared to be everybody's."""
 
 FinishReason = Literal["stop", "length", "context", "tool_calls", "content_filter", "error"]
 """`length`: the request's own limit of tokens; `context`: the model's."""
@@ -81,6 +94,7 @@ class GenerateRequest:
         priority: Higher runs sooner; aging keeps low ones alive.
         deadline_s: Give up after this many seconds from admission.
         salt: Narrows what its KV is shared with: prompts of the same tenant and the same salt, and nothing else.
+        explain: Say why what was not found in the cache was not; its first answer's stream has the explanation.
     """
 
     input: PromptInput
@@ -93,12 +107,13 @@ class GenerateRequest:
     stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     constraint: Constraint | None = None
-    tenant: str = "public"
+    tenant: str = PUBLIC
     retention: Retention = field(default_factory=Retention)
     priority: int = 0
     deadline_s: float | None = None
     request_id: RequestId | None = None
     salt: str = ""
+    explain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +133,7 @@ class SeqSpec:
     choice: int = 0
     sampling: SamplingParams = SamplingParams()
     stop_ids: frozenset[int] = frozenset()
-    tenant: str = "public"
+    tenant: str = PUBLIC
     retention: Retention = field(default_factory=Retention)
     priority: int = 0
     arrived_at: float = 0.0
@@ -126,6 +141,7 @@ class SeqSpec:
     constraint: Constraint | None = None
     salt: str = ""
     public: int = 0
+    explain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

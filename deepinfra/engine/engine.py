@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import count
 from typing import Self
 
@@ -26,6 +27,7 @@ from deepinfra.engine.lengths import SHORT, characters, is_short
 from deepinfra.engine.live import Ending
 from deepinfra.engine.meters import Meters
 from deepinfra.engine.pool import Pool
+from deepinfra.engine.public import PublicPrefixes
 from deepinfra.engine.stats import EngineStats, State
 from deepinfra.engine.stream import Mailbox, Signal, Stream
 from deepinfra.errors import (
@@ -78,6 +80,8 @@ class Engine(AsyncContextManagerMixin):
         route: Chooses among several pools of one kind.
         name: Under which the model is served; default: the executor's name for it.
         client_timeout_s: An answer that nobody reads for so long is over.
+        public_prefixes: Beginnings of prompts whose cached blocks all tenants share: conversations without a user's
+            turn, a system message or tools. Everything else is its tenant's own.
         clock: Time.
         offload: Threads.
     """
@@ -92,6 +96,7 @@ class Engine(AsyncContextManagerMixin):
         route: Route = least_loaded,
         name: str | None = None,
         client_timeout_s: float = 300.0,
+        public_prefixes: Sequence[Conversation] = (),
         clock: Clock | None = None,
         offload: Offload | None = None,
     ) -> None:
@@ -107,6 +112,7 @@ class Engine(AsyncContextManagerMixin):
         self._clock: Clock = clock or SystemClock()
         self._offload: Offload = offload or ThreadOffload()
         self._client_timeout_s = client_timeout_s
+        self._public = PublicPrefixes(public_prefixes, recipe, self._offload)
         self._meters = Meters()
         self._ids = count(1)
         self._entered = False
@@ -160,6 +166,7 @@ class Engine(AsyncContextManagerMixin):
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self.recipe)
                 self._longest_token = await self._offload(_longest_token, self.recipe.tokenizer)
+                await self._public.ids(datetime.fromtimestamp(self._clock.wall(), UTC).date().isoformat())
                 self._renders = anyio.CapacityLimiter(_RENDERS)
                 for pool in {id(pool): pool for pool in (*self._last, *self._first)}.values():
                     await stack.enter_async_context(pool)
@@ -218,7 +225,10 @@ class Engine(AsyncContextManagerMixin):
         scopes: list[anyio.CancelScope] = []
         try:
             prompt = await self._render(request)
-            stream, answers = self._answers(request, prompt, arrived)
+            given, public = request.input, 0
+            if isinstance(given, Conversation):
+                public = await self._public.shared(prompt.ids, given.now)
+            stream, answers = self._answers(request, prompt, arrived, public)
             for answer in answers:
                 scope: anyio.CancelScope = await self._tasks.start(self._drive, answer)
                 scopes.append(scope)
@@ -269,7 +279,9 @@ class Engine(AsyncContextManagerMixin):
             raise UnsupportedFieldError("constraint", "is not supported with this model's recipe")
         return prompt
 
-    def _answers(self, request: GenerateRequest, prompt: Prompt, arrived: float) -> tuple[Stream, list[Answer]]:
+    def _answers(
+        self, request: GenerateRequest, prompt: Prompt, arrived: float, public: int
+    ) -> tuple[Stream, list[Answer]]:
         """Check shape and length, and make one answer per choice."""
         self._refuse_unsupported(request, prompt)
         length = len(prompt.ids)
@@ -301,6 +313,8 @@ class Engine(AsyncContextManagerMixin):
                     arrived_at=arrived,
                     deadline=None if request.deadline_s is None else arrived + request.deadline_s,
                     constraint=prompt.constraint,
+                    salt=request.salt,
+                    public=public,
                 ),
                 stream,
                 mailbox,

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from deepinfra.core.drafts import Draft
 from deepinfra.core.ids import BlockId, BlockKey, Epoch
-from deepinfra.core.kv import RecordRef, block_keys
-from deepinfra.core.request import CachedTokens, SeqSpec
+from deepinfra.core.kv import PublicBlocks, RecordRef, block_keys, parent_key
+from deepinfra.core.request import PUBLIC, CachedTokens, SeqSpec
 from deepinfra.core.step import TokenProbs
 from deepinfra.engine.matcher import Matcher
 from deepinfra.engine.stream import Signal
 from deepinfra.interfaces.kvstore import KVStore
 
-__all__ = ("Delta", "Ending", "Live", "Source")
+__all__ = ("Delta", "Ending", "Live", "Owner", "Source")
 
 
 class Source(NamedTuple):
-    """Where blocks of a prompt can be loaded from: a store (or a handoff), its refs in key order, tier names."""
+    """Where blocks of a prompt can be loaded from: a store (or a handoff), its refs in key order, tier names.
+
+    `ages_s` are seconds since the oldest of a tier's records was saved.
+    """
 
     store: KVStore
     refs: tuple[RecordRef, ...]
     tiers: tuple[str, ...]
+    ages_s: Mapping[str, float]
+
+
+class Owner(NamedTuple):
+    """Whose a block is: its tenant, the root of the chain of keys it is in, and the key it is chained from."""
+
+    tenant: str
+    namespace: BlockKey
+    parent: BlockKey
 
 
 class Ending(NamedTuple):
@@ -52,7 +64,8 @@ class Live:
 
     Attributes:
         spec: What was asked.
-        root: Root key of its namespace.
+        root: Root key of its tenant's namespace.
+        public: Its leading blocks that are no tenant's own, if any.
         tokens: Known tokens, append-only; all but the last sampled one will have KV.
         keys: Keys of the full blocks of `tokens`, extended when needed.
         table: Its blocks in order; empty while it waits.
@@ -88,6 +101,7 @@ class Live:
     written: int = 0
     opened_at: float | None = None
     matcher: Matcher | None = None
+    public: PublicBlocks | None = None
     _tokens_out: list[int] = field(default_factory=list)
     _probs_out: list[TokenProbs] = field(default_factory=list)
     _ending: Ending | None = None
@@ -106,8 +120,18 @@ class Live:
     def extend_keys(self, block_size: int) -> list[BlockKey]:
         """Keys of all full blocks of the known tokens."""
         if len(self.keys) < len(self.tokens) // block_size:
-            self.keys = block_keys(self.root, self.tokens, block_size, known=self.keys)
+            self.keys = block_keys(self.root, self.tokens, block_size, known=self.keys, public=self.public)
         return self.keys
+
+    def owner(self, index: int) -> Owner:
+        """Whose block `index` is."""
+        public = self.public
+        parent = parent_key(self.root, self.keys, index, public)
+        if public is None:
+            return Owner(self.spec.tenant, self.root, parent)
+        if index < public.blocks:
+            return Owner(PUBLIC, public.root, parent)
+        return Owner(self.spec.tenant, parent_key(self.root, self.keys, public.blocks, public), parent)
 
     def reset(self) -> None:
         """Forget device state (preempted, or the executor was lost); blocks are the caller's business."""

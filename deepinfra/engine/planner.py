@@ -192,7 +192,8 @@ class Planner:
                 device += tokens
             else:
                 store[tier] = store.get(tier, 0) + tokens
-        return CachedTokens(device=device, store=store)
+        ages_s = {} if live.source is None else live.source.ages_s
+        return CachedTokens(device=device, store=store, age_s={tier: ages_s[tier] for tier in store if tier in ages_s})
 
     def _advance(self, live: Live, most: int, draft: _Draft, victims: list[Live]) -> None:
         """Give a running sequence its next chunk, or its next token with drafts."""

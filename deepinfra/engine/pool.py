@@ -24,7 +24,7 @@ from deepinfra.engine.live import Ending, Live
 from deepinfra.engine.matcher import Matcher
 from deepinfra.engine.roster import Roster
 from deepinfra.engine.saver import Saver
-from deepinfra.engine.sources import find_source, namespace_of
+from deepinfra.engine.sources import find_source, namespace_of, public_blocks
 from deepinfra.engine.stats import PoolStats, State, StepTally
 from deepinfra.engine.stepper import Stepper
 from deepinfra.errors import (
@@ -261,9 +261,15 @@ class Pool(AsyncContextManagerMixin):
             RequestError: Its constraint is wrong.
         """
         matcher = await self._matcher(spec)
-        namespace = namespace_of(self.executor, self._recipe_version, spec.tenant)
-        tokens = list(spec.tokens)
-        live = Live(spec=spec, root=root_key(namespace), tokens=tokens, prefill_only=prefill_only, matcher=matcher)
+        namespace = namespace_of(self.executor, self._recipe_version, spec.tenant, spec.salt)
+        live = Live(
+            spec=spec,
+            root=root_key(namespace),
+            tokens=list(spec.tokens),
+            prefill_only=prefill_only,
+            matcher=matcher,
+            public=public_blocks(self.executor, self._recipe_version, spec),
+        )
         if len(live.tokens) > _INLINE_TOKENS:
             await self.offload(live.extend_keys, self.executor.layout.block_size)
         else:

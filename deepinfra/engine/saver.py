@@ -70,12 +70,12 @@ class Saver:
 
     def offer(self, live: Live, blocks: Sequence[int]) -> None:
         """Queue published blocks of a sequence (indices into its table) unless known to be saved; never waits."""
-        if live.spec.retention.traffic == "none":
-            return
         size = self._layout.block_size
         for index in blocks:
-            key = live.keys[index]
-            if key in self._known:
+            key, owner, retention = live.keys[index], live.owner(index), live.spec.retention
+            if owner.tenant != live.spec.tenant and (retention.traffic == "none" or not retention.disk):
+                retention = Retention()  # what everybody shares is not what this request wants kept to itself
+            if retention.traffic == "none" or key in self._known:
                 continue
             if len(self._queue) >= _QUEUE:
                 self.dropped += 1
@@ -84,12 +84,11 @@ class Saver:
             self._queue.append(
                 SaveItem(
                     key=key,
-                    parent=live.keys[index - 1] if index else live.root,
+                    parent=owner.parent,
                     tokens=tuple(live.tokens[index * size : (index + 1) * size]),
-                    # The root of a namespace's keys is its digest.
-                    namespace=live.root,
-                    tenant=live.spec.tenant,
-                    retention=live.spec.retention,
+                    namespace=owner.namespace,
+                    tenant=owner.tenant,
+                    retention=retention,
                 )
             )
             self._wake()

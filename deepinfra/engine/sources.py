@@ -5,15 +5,16 @@ from __future__ import annotations
 from itertools import takewhile
 
 from deepinfra.core.ids import BlockKey
-from deepinfra.core.kv import FRAME_NBYTES, KVLayout, Match, Namespace, RecordRef
+from deepinfra.core.kv import FRAME_NBYTES, KVLayout, Match, Namespace, PublicBlocks, RecordRef, root_key
+from deepinfra.core.request import PUBLIC, SeqSpec
 from deepinfra.engine.live import Live, Source
 from deepinfra.interfaces.executor import Executor
 from deepinfra.interfaces.kvstore import KVStore
 
-__all__ = ("find_source", "namespace_of")
+__all__ = ("find_source", "namespace_of", "public_blocks")
 
 
-def namespace_of(executor: Executor, recipe_version: str, tenant: str) -> Namespace:
+def namespace_of(executor: Executor, recipe_version: str, tenant: str, salt: str = "") -> Namespace:
     """Whose KV, and what its bytes mean."""
     identity = executor.identity
     return Namespace(
@@ -24,7 +25,19 @@ def namespace_of(executor: Executor, recipe_version: str, tenant: str) -> Namesp
         layout=executor.layout.fingerprint,
         numerics=identity.numerics,
         tenant=tenant,
+        salt=salt,
     )
+
+
+def public_blocks(executor: Executor, recipe_version: str, spec: SeqSpec) -> PublicBlocks | None:
+    """The blocks of a sequence that lie whole in a public prefix, where its tenant does not own these anyway.
+
+    A salt asks to share with nobody, so it shares nothing public either.
+    """
+    blocks = spec.public // executor.layout.block_size
+    if not blocks or spec.salt or spec.tenant == PUBLIC:
+        return None
+    return PublicBlocks(root_key(namespace_of(executor, recipe_version, PUBLIC)), blocks)
 
 
 async def find_source(store: KVStore, live: Live, layout: KVLayout) -> Source | None:
@@ -43,4 +56,7 @@ async def find_source(store: KVStore, live: Live, layout: KVLayout) -> Source | 
     if not refs:
         return None
     tiers = [hit.tier for hit in match.tiers for _ in range(min(hit.count, len(refs)))][: len(refs)]
-    return Source(store, refs, (*tiers, *["store"] * (len(refs) - len(tiers))))
+    ages_s: dict[str, float] = {}
+    for hit in match.tiers:
+        ages_s[hit.tier] = max(hit.age_s, ages_s.get(hit.tier, 0.0))
+    return Source(store, refs, (*tiers, *["store"] * (len(refs) - len(tiers))), ages_s)
