@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfra.core.kv import KVGroup, KVLayout, Namespace, block_keys, namespace_digest, root_key
+from deepinfra.core.kv import (
+    KVGroup,
+    KVLayout,
+    Namespace,
+    PublicBlocks,
+    block_keys,
+    namespace_digest,
+    parent_key,
+    root_key,
+)
 
 BASE = Namespace(weights="w", recipe="r", kv_dtype="float32", layout="l", tenant="public")
 ROOT = root_key(BASE)
@@ -67,6 +76,35 @@ def test_media_change_the_keys_from_their_block_on():
 def test_keys_are_what_they_were():
     """Stores outlive releases: a change of these must come with another FORMAT_VERSION."""
     assert [key.hex()[:16] for key in block_keys(ROOT, [1, 2, 3, 4], 2)] == ["8ecc68fba75c04a8", "1bb1c940d3828096"]
+
+
+@given(tokens=TOKENS, size=st.integers(1, 4), blocks=st.integers(1, 12), known=st.integers(0, 40))
+def test_public_blocks_have_public_keys_and_the_rest_are_a_tenants_alone(
+    tokens: list[int], size: int, blocks: int, known: int
+):
+    public = PublicBlocks(root_key(replace(BASE, tenant="public")), blocks)
+    roots = [root_key(replace(BASE, tenant=tenant)) for tenant in ("a", "b")]
+    plain = block_keys(public.root, tokens, size)
+    one, other = (block_keys(root, tokens, size, public=public) for root in roots)
+    assert one[:blocks] == other[:blocks] == plain[:blocks]
+    own = [*one[blocks:], *other[blocks:], *plain[blocks:], *block_keys(roots[0], tokens, size)]
+    assert len(set(own)) == len(own)
+    assert block_keys(roots[0], tokens, size, known=one[:known], public=public) == one
+
+
+def test_where_a_tenant_branches_off_is_part_of_its_keys():
+    tenant, public = root_key(replace(BASE, tenant="a")), ROOT
+    keys = [block_keys(tenant, range(12), 2, public=PublicBlocks(public, blocks)) for blocks in range(7)]
+    assert len({key for each in keys for key in each}) == 6 + 6 + 5 + 4 + 3 + 2 + 1
+    for blocks, each in enumerate(keys):
+        parents = [parent_key(tenant, each, index, PublicBlocks(public, blocks)) for index in range(6)]
+        assert [i for i in range(1, 6) if parents[i] != each[i - 1]] == [blocks] * (0 < blocks < 6)
+        assert parents[0] == (public if blocks else tenant)
+
+
+def test_a_salt_is_not_the_end_of_a_tenants_name():
+    assert namespace_digest(replace(BASE, tenant="ab")) != namespace_digest(replace(BASE, tenant="a", salt="b"))
+    assert namespace_digest(replace(BASE, salt="")) == namespace_digest(BASE)
 
 
 def test_a_layout_has_another_fingerprint_when_its_bytes_mean_something_else():
