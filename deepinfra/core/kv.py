@@ -32,6 +32,7 @@ __all__ = (
     "RecordRef",
     "Retention",
     "TierHit",
+    "TierStats",
     "Traffic",
     "block_keys",
     "namespace_digest",
@@ -266,7 +267,8 @@ class Match:
         refs: One per key of the run, in order; `load` takes any slice of it.
         tiers: The run cut by tier; counts sum to `len(refs)`.
         snapshots: Indices into the run after which a snapshot exists.
-        missed: Why the next key is no hit (`absent`, `expired`, `evicted`, `damaged`, `""` if all hit).
+        missed: Why the next key is no hit: `absent`, `expired`, `evicted`, `damaged`, `tier-down` (what may hold it
+            cannot be asked), `""` if all hit.
     """
 
     refs: tuple[RecordRef, ...] = ()
@@ -307,6 +309,7 @@ class KVStats:
         renewed: Records written once more because they were used near the end of their life.
         saved_nbytes: Bytes written for records when they were first saved.
         written_nbytes: All bytes written; more than `saved_nbytes` by what keeping them costs.
+        tiers: A store of several tiers tells of each.
     """
 
     records: int = 0
@@ -323,8 +326,34 @@ class KVStats:
     renewed: int = 0
     saved_nbytes: int = 0
     written_nbytes: int = 0
+    tiers: tuple[TierStats, ...] = ()
 
     @property
     def write_amplification(self) -> float:
         """Bytes written per byte saved; 1.0 before anything was saved."""
         return self.written_nbytes / self.saved_nbytes if self.saved_nbytes else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """One tier of a store that has several.
+
+    Attributes:
+        name: What `TierHit.tier` calls it.
+        up: False while it is passed by because it raised or took too long.
+        held: Its own accounting.
+        failures: Calls that raised or took too long.
+        waiting: Records in memory that wait to be written to it.
+        waiting_nbytes: Their bytes.
+        dropped: Records it never got, because too many waited or it failed.
+        filtered: Records it was not given because of its admission filter.
+    """
+
+    name: str
+    up: bool
+    held: KVStats
+    failures: int = 0
+    waiting: int = 0
+    waiting_nbytes: int = 0
+    dropped: int = 0
+    filtered: int = 0

@@ -31,6 +31,12 @@ class KVStore(Component):
     misses. All methods may be called concurrently; a cancelled call leaks nothing.
     """
 
+    durable: bool = True
+    """Whether records leave this process's RAM, for a disk or a network, and are there when the store is entered again.
+
+    A durable store leaves records whose `Retention.disk` is false.
+    """
+
     promotes: bool = False
     """Whether blocks that were loaded should be given to `save` once more, so that a faster tier can keep them."""
 

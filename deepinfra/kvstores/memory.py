@@ -86,6 +86,8 @@ class MemoryStore(KVStore):
         chat_ttl_s: Seconds for traffic `chat`.
     """
 
+    durable = False
+
     def __init__(
         self,
         *,

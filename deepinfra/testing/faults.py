@@ -54,6 +54,7 @@ class FlakyStore(KVStore):
         if unknown := kinds - self.KINDS:
             raise ValueError(f"no fault is named {sorted(unknown)}; known: {sorted(self.KINDS)}")
         self.inner = inner
+        self.durable, self.promotes = inner.durable, inner.promotes
         self.injected: Counter[str] = Counter()
         self._rng = rng
         self._rate = rate

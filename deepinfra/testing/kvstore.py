@@ -216,6 +216,12 @@ class KVStoreConformance:
             assert (await store.match(keys_of(records))).refs == ()
             assert store.stats().records == 0
 
+    async def test_without_disk_a_record_stays_in_ram(self, tmp_path: Path) -> None:
+        async with self.entered(tmp_path) as (store, _):
+            records = chain(1, 2, 3, 4, retention=Retention(disk=False))
+            await store.save(records)
+            assert len((await store.match(keys_of(records))).refs) == (0 if store.durable else 2)
+
     async def test_a_record_dies_when_its_life_is_over(self, tmp_path: Path) -> None:
         async with self.entered(tmp_path) as (store, clock):
             first = chain(1, 2, retention=Retention(ttl_s=100.0))

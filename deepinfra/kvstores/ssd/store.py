@@ -183,7 +183,9 @@ class SsdStore(KVStore):
         """See `KVStore.save`. A cancelled call leaves after the batch of 8 MiB that is being written."""
         now = self.clock.wall()
         timed = [(record, self._lifetimes.of(record.retention)) for record in records]
-        lives = [Life(record, now, now + life_s, life_s) for record, life_s in timed if life_s > 0]
+        lives = [
+            Life(record, now, now + life_s, life_s) for record, life_s in timed if life_s > 0 and record.retention.disk
+        ]
         if self._entered:
             await self._writer.save(lives)
 
