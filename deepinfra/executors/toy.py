@@ -4,6 +4,8 @@ The KV cell of a position is a digest of the whole prefix up to it; the next tok
 through the block table. A wrong, stale, foreign or half-written block therefore changes the text, which a real model
 would often hide. A step that writes a block somebody else may read fails. Under a mask the next token is the first
 allowed one from there upwards, so a mask of another row, or of another moment, changes the text too.
+
+With `windows` it has window layers too: see `toy_windows`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
+from math import lcm
 from typing import Self
 
 import anyio
@@ -23,18 +26,23 @@ from deepinfra.core.ids import BlockId, Epoch, SeqId
 from deepinfra.core.kv import FRAME_NBYTES, KVGroup, KVLayout
 from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
 from deepinfra.core.sampling import Purpose, uniform
-from deepinfra.core.step import MaskRows, SeqOpen, SeqOutput, StepPlan, StepResult, TokenProbs, WorkItem
+from deepinfra.core.step import MaskRows, SeqOpen, SeqOutput, Snapshot, StepPlan, StepResult, TokenProbs, WorkItem
 from deepinfra.errors import ExecutorError, StepFailed
+from deepinfra.executors.toy_windows import ToyWindows, WindowRows
 from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
 
 __all__ = ("ToyExecutor", "toy_cell", "toy_next")
 
 _CELL_NBYTES = 8
 
+_MAX_DRAFTS = 3
+"""Rejected drafts that windows can be rolled back by."""
 
-def toy_cell(prefix: Sequence[int], seed: int = 0) -> bytes:
-    """The KV of the last position of `prefix`: 8 bytes that depend on all of it."""
+
+def toy_cell(prefix: Sequence[int], seed: int = 0, window: bytes = b"") -> bytes:
+    """The KV of the last position of `prefix`: 8 bytes that depend on all of it, and on what `toy_window` says."""
     h = hashlib.blake2b(array("q", prefix).tobytes(), digest_size=_CELL_NBYTES, key=seed.to_bytes(8, "little"))
+    h.update(window)
     return h.digest()
 
 
@@ -42,7 +50,7 @@ def toy_next(cells: bytes, draw: float, vocab_size: int, allowed: bytes | None =
     """The token after the positions whose cells these are.
 
     Args:
-        cells: Of all positions before.
+        cells: Of all positions before; with window layers, behind them what these make of the last one.
         draw: The draw's random number, 0 when greedy.
         vocab_size: Tokens are `0 .. vocab_size - 1`.
         allowed: A mask as in `MaskRows`; of the tokens it allows the first one from the unmasked token upwards is
@@ -65,12 +73,19 @@ def toy_next(cells: bytes, draw: float, vocab_size: int, allowed: bytes | None =
 class _Seq:
     """What the executor keeps of an open sequence."""
 
-    def __init__(self, opened: SeqOpen, filled: frozenset[BlockId]) -> None:
+    def __init__(self, opened: SeqOpen, filled: frozenset[BlockId], windows: ToyWindows) -> None:
+        self.windows = windows
+        self.rows: WindowRows
         self.epoch: Epoch = opened.epoch
         self.opened = opened
         self.tokens = list(opened.tokens)
         self.table = list(opened.blocks)
         self.read_only = frozenset(opened.blocks) - filled
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Take what a good step computed and sampled."""
+        self.tokens.extend(tokens)
+        self.windows.keep(self.rows)
 
     def draw(self, position: int) -> float:
         if self.opened.sampling.temperature <= 0.0:
@@ -79,10 +94,10 @@ class _Seq:
 
 
 class _ToyMemory(KVMemory):
-    def __init__(self, num_blocks: int, block_nbytes: int, slots: memoryview) -> None:
-        self.cells = bytearray(b"\xff" * (num_blocks * block_nbytes))
-        self._block_nbytes = block_nbytes
-        self._stride = FRAME_NBYTES + block_nbytes
+    def __init__(self, num_blocks: int, layout: KVLayout, slots: memoryview) -> None:
+        self.cells = bytearray(b"\xff" * (num_blocks * layout.block_nbytes))
+        self._block_nbytes = layout.block_nbytes
+        self._stride = layout.slot_nbytes
         self._slots = slots
         self.step: anyio.Event | None = None
 
@@ -97,14 +112,17 @@ class _ToyMemory(KVMemory):
         if self.step is not None:  # a step that waits for its masks comes first
             await self.step.wait()
         for block, slot in zip(blocks, slots, strict=True):
-            self.slot(slot)[FRAME_NBYTES:] = self.block(block)
+            self.payload(slot, self._block_nbytes)[:] = self.block(block)
         await anyio.lowlevel.checkpoint()
 
     def block(self, block: BlockId) -> memoryview:
         return memoryview(self.cells)[block * self._block_nbytes : (block + 1) * self._block_nbytes]
 
     def fill(self, slot: int, block: BlockId) -> None:
-        self.block(block)[:] = self.slot(slot)[FRAME_NBYTES:]
+        self.block(block)[:] = self.payload(slot, self._block_nbytes)
+
+    def payload(self, slot: int, nbytes: int) -> memoryview:
+        return self.slot(slot)[FRAME_NBYTES : FRAME_NBYTES + nbytes]
 
 
 class _Step(StepHandle):
@@ -152,6 +170,7 @@ class ToyExecutor(Executor):
         vocab_size: Tokens are `0 .. vocab_size - 1`.
         seed: Another seed is another model.
         grid: Granularity of chunk ends it asks for.
+        windows: How many positions each window layer reads, first layer first; none: full KV only.
     """
 
     def __init__(
@@ -166,6 +185,7 @@ class ToyExecutor(Executor):
         vocab_size: int = 260,
         seed: int = 0,
         grid: int = 1,
+        windows: Sequence[int] = (),
     ) -> None:
         self._limits = ExecutorLimits(
             max_step_tokens=max_step_tokens,
@@ -176,10 +196,8 @@ class ToyExecutor(Executor):
             num_slots=num_slots,
             grid=grid,
         )
-        group = KVGroup(name="full", kind="full", layers=(0,), nbytes_per_token=_CELL_NBYTES)
-        self._layout = KVLayout(
-            block_size=block_size, block_nbytes=_CELL_NBYTES * block_size, dtype="digest64", groups=(group,)
-        )
+        self._windows = tuple(windows)
+        self._layout = _layout(block_size, grid, self._windows)
         self._seed = seed
         self._staging: memoryview | None = None
         self._random = random.Random(seed)
@@ -212,17 +230,15 @@ class ToyExecutor(Executor):
 
     def use_staging(self, buffer: memoryview) -> None:
         """See `Executor.use_staging`."""
-        stride = FRAME_NBYTES + self._layout.block_nbytes
         self._staging = buffer
-        self._limits = self._limits._replace(num_slots=len(buffer) // stride)
+        self._limits = self._limits._replace(num_slots=len(buffer) // self._layout.slot_nbytes)
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        nbytes = self._layout.block_nbytes
         slots = self._staging
         if slots is None:
-            slots = memoryview(bytearray((FRAME_NBYTES + nbytes) * self._limits.num_slots))
-        self._memory = _ToyMemory(self._limits.num_blocks, nbytes, slots)
+            slots = memoryview(bytearray(self._layout.slot_nbytes * self._limits.num_slots))
+        self._memory = _ToyMemory(self._limits.num_blocks, self._layout, slots)
         self._seqs: dict[SeqId, _Seq] = {}
         self._masks: Mapping[SeqId, Sequence[bytes]] = {}
         try:
@@ -235,13 +251,14 @@ class ToyExecutor(Executor):
         return _Step(self, plan, self._random.randrange(4))
 
     def _run(self, plan: StepPlan) -> StepResult:
+        wrong = [why for snapshot in plan.snapshots if (why := self._snapshot(snapshot))]
         for seq in plan.closed:
             self._seqs.pop(seq, None)
         filled = frozenset(fill.block for fill in plan.fills)
         for opened in plan.opened:
             if opened.seq in self._seqs:
                 raise StepFailed([opened.seq], f"sequence {opened.seq} is opened twice")
-            self._seqs[opened.seq] = _Seq(opened, frozenset())
+            self._seqs[opened.seq] = self._open(opened, plan.items)
         for fill in plan.fills:
             self._check_unread(fill.block, filled)
             self._memory.fill(fill.slot, fill.block)
@@ -249,10 +266,38 @@ class ToyExecutor(Executor):
             state = self._seqs.get(item.seq)
             if state is not None and state.epoch == item.epoch:
                 state.table.extend(item.blocks)
+        if wrong:
+            raise StepFailed([], "; ".join(wrong))
+        # What rows leave behind in windows is kept only if all of the step's rows are good.
         outputs = tuple(self._item(item) for item in plan.items)
         for output in outputs:
-            self._seqs[output.seq].tokens.extend(output.tokens)
+            self._seqs[output.seq].take(output.tokens)
         return StepResult(step=plan.step, outputs=outputs, seconds=0.0)
+
+    def _snapshot(self, snapshot: Snapshot) -> str:
+        """Take a snapshot; says what is wrong with it, if anything is."""
+        state = self._seqs.get(snapshot.seq)
+        if state is None or state.epoch != snapshot.epoch:
+            return f"a snapshot of sequence {snapshot.seq}, which is not open in epoch {snapshot.epoch}"
+        if snapshot.position % self._layout.block_size:
+            return f"a snapshot at {snapshot.position}, which is no block boundary"
+        try:
+            cells = state.windows.snapshot(snapshot.position)
+        except ValueError as error:
+            return str(error)
+        tag = toy_cell(state.tokens[: snapshot.position], self._seed)
+        self._memory.payload(snapshot.slot, self._layout.snapshot_nbytes)[:] = tag + cells
+        return ""
+
+    def _open(self, opened: SeqOpen, items: Sequence[WorkItem]) -> _Seq:
+        state = _Seq(opened, frozenset(), ToyWindows(self._windows, self._layout.snapshot_reach, self._seed))
+        if opened.restore >= 0:
+            data = bytes(self._memory.payload(opened.restore, self._layout.snapshot_nbytes))
+            start = next((item.start for item in items if item.seq == opened.seq), 0)
+            if data[:_CELL_NBYTES] != toy_cell(opened.tokens[:start], self._seed):
+                raise StepFailed([opened.seq], f"position {start} begins behind the windows of other tokens")
+            state.windows.restore(start, data[_CELL_NBYTES:])
+        return state
 
     def _check_unread(self, block: BlockId, filled: frozenset[BlockId]) -> None:
         for seq, state in self._seqs.items():
@@ -267,9 +312,11 @@ class ToyExecutor(Executor):
         end = item.start + item.length
         if item.samples != (end >= len(state.tokens)) or end > len(line):
             raise StepFailed([item.seq], f"positions {item.start}..{end} do not fit {len(line)} tokens")
+        state.rows = rows = state.windows.rows(line, item.start, end)
         for position in range(item.start, end):
             if position >= item.write_from:
-                self._write(item.seq, state, position, toy_cell(line[: position + 1], self._seed))
+                cell = toy_cell(line[: position + 1], self._seed, rows.out[position])
+                self._write(item.seq, state, position, cell)
         self.computed_tokens += item.length
         if not item.samples:
             return SeqOutput(item.seq, item.epoch, ())
@@ -299,7 +346,8 @@ class ToyExecutor(Executor):
         for index in range(len(item.drafts) + 1):
             length = known + index
             allowed = masks[index] if masks is not None else None
-            token = toy_next(cells[: length * _CELL_NBYTES], state.draw(length), size, allowed)
+            read = cells[: length * _CELL_NBYTES] + state.rows.out[length - 1]
+            token = toy_next(read, state.draw(length), size, allowed)
             tokens.append(token)
             if index < len(item.drafts) and item.drafts[index] != token:
                 break
@@ -310,6 +358,26 @@ class ToyExecutor(Executor):
                 TokenProbs(-0.5, tuple(((token + i) % size, -0.5 - i) for i in range(wanted))) for token in tokens
             )
         return SeqOutput(item.seq, item.epoch, tuple(tokens), probs)
+
+
+def _layout(block_size: int, grid: int, windows: Sequence[int]) -> KVLayout:
+    groups = [KVGroup(name="full", kind="full", layers=(len(windows),), nbytes_per_token=_CELL_NBYTES)]
+    for window in sorted(set(windows)):
+        layers = tuple(layer for layer, one in enumerate(windows) if one == window)
+        nbytes = _CELL_NBYTES * len(layers)
+        groups.append(
+            KVGroup(
+                name=f"window-{window}", kind="window", layers=layers, nbytes_per_token=nbytes, window=window
+            )
+        )
+    return KVLayout(
+        block_size=block_size,
+        block_nbytes=_CELL_NBYTES * block_size,
+        dtype="digest64",
+        groups=tuple(groups),
+        snapshot_nbytes=_CELL_NBYTES * (1 + sum(windows)) if windows else 0,
+        snapshot_reach=lcm(block_size, grid) + _MAX_DRAFTS if windows else 0,
+    )
 
 
 def _by_seq(rows: MaskRows) -> dict[SeqId, list[bytes]]:
