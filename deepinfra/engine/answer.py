@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ import anyio
 
 from deepinfra.core.events import Event, Failed, Finished, ReasoningDelta, TokenLogprobs, ToolStart, TopLogprob
 from deepinfra.core.request import CachedTokens, FinishReason, GenerateRequest, SeqSpec, Usage
+from deepinfra.engine.explain import Miss, explanation_of
 from deepinfra.engine.live import Delta, Ending, Live
 from deepinfra.engine.meters import Meters
 from deepinfra.engine.stops import StopFilter
@@ -18,6 +20,8 @@ from deepinfra.interfaces.given import Clock
 from deepinfra.interfaces.recipe import OutputParser, Recipe, Tokenizer
 
 __all__ = ("Answer", "AnswerSettings")
+
+_log = logging.getLogger("deepinfra.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class Answer:
             if not self._tokens:
                 self._cached = live.cached
                 self._written = live.written if delta.tokens else 0
+                if live.miss is not None and delta.tokens:
+                    self._explain(live.miss)
             self._measure(live, delta)
             hit = self._take(delta)
             if hit:
@@ -66,6 +72,15 @@ class Answer:
             if delta.ending is not None:
                 return delta.ending
             self._check_reader()
+
+    def _explain(self, miss: Miss) -> None:
+        recipe = self._settings.recipe
+        try:
+            explanation = explanation_of(miss, self.spec.tokens, recipe, cached=self._cached.total)
+        except Exception:  # a door: no answer is failed by what is said about it
+            _log.exception("a miss could not be explained")
+        else:
+            self._stream.explanation = explanation
 
     def _measure(self, live: Live, delta: Delta) -> None:
         if not delta.tokens:

@@ -315,6 +315,7 @@ class Engine(AsyncContextManagerMixin):
                     constraint=prompt.constraint,
                     salt=request.salt,
                     public=public,
+                    explain=request.explain and choice == 0,
                 ),
                 stream,
                 mailbox,

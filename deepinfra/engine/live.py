@@ -11,6 +11,7 @@ from deepinfra.core.ids import BlockId, BlockKey, Epoch
 from deepinfra.core.kv import PublicBlocks, RecordRef, block_keys, parent_key
 from deepinfra.core.request import PUBLIC, CachedTokens, SeqSpec
 from deepinfra.core.step import TokenProbs
+from deepinfra.engine.explain import Miss
 from deepinfra.engine.matcher import Matcher
 from deepinfra.engine.stream import Signal
 from deepinfra.interfaces.kvstore import KVStore
@@ -79,6 +80,7 @@ class Live:
         cached: Prompt tokens that were not computed, fixed at the first opening.
         written: Prompt tokens that were computed and can be found again, fixed at the first opening.
         matcher: Where it stands in its constraint: behind the last of `tokens`.
+        miss: Where the search for its blocks ended, if it is to be explained.
     """
 
     spec: SeqSpec
@@ -102,6 +104,7 @@ class Live:
     opened_at: float | None = None
     matcher: Matcher | None = None
     public: PublicBlocks | None = None
+    miss: Miss | None = None
     _tokens_out: list[int] = field(default_factory=list)
     _probs_out: list[TokenProbs] = field(default_factory=list)
     _ending: Ending | None = None

@@ -12,13 +12,14 @@ from anyio import AsyncContextManagerMixin
 from anyio.abc import TaskGroup, TaskStatus
 
 from deepinfra.core.ids import SeqId
-from deepinfra.core.kv import KVStats, root_key
+from deepinfra.core.kv import KVStats, TierHit, root_key
 from deepinfra.core.model import ExecutorLimits
 from deepinfra.core.request import SeqSpec
 from deepinfra.core.step import Job, StepReport
 from deepinfra.engine.collapse import collapsed
 from deepinfra.engine.constraints import Constraints
 from deepinfra.engine.drafting import Drafting
+from deepinfra.engine.explain import Miss, look
 from deepinfra.engine.handoff import Handoff, HandoffStore, export
 from deepinfra.engine.live import Ending, Live
 from deepinfra.engine.matcher import Matcher
@@ -53,6 +54,9 @@ _HEALTHY_STEPS, _HEALTHY_S = 256, 60.0
 
 _MATCH_TIMEOUT_S = 1.0
 """A store that takes longer to answer is late: what it has not said is a miss."""
+
+_LOOK_TIMEOUT_S = 0.5
+"""A request that is to be explained waits so long for it at most."""
 
 _INLINE_TOKENS = 16384
 """Longer prompts are hashed off the loop: SHA-256 over 16k tokens takes about 0.5 ms."""
@@ -275,6 +279,8 @@ class Pool(AsyncContextManagerMixin):
         else:
             live.extend_keys(self.executor.layout.block_size)
         await self._find_source(live, handoff)
+        if spec.explain and handoff is None:
+            live.miss = await self._look(live)
         # Not before the wait: a pool that failed meanwhile has told every sequence it knew, and not this one.
         if self.state in ("failed", "stopped"):
             raise self.failure or EngineNotRunningError
@@ -323,6 +329,18 @@ class Pool(AsyncContextManagerMixin):
             _log.exception("pool %s: the store failed to match", self.name)
         if handoff is None and self._saver is not None:
             self._saver.missed(live.keys[len(live.source.refs) if live.source is not None else 0 :])
+
+    async def _look(self, live: Live) -> Miss:
+        """Find out where the search for a sequence's blocks ends, for `Explanation`."""
+        size = self.executor.layout.block_size
+        device = 0 if self._stepper is None else len(self._stepper.blocks.match(live.keys))
+        try:
+            with anyio.move_on_after(_LOOK_TIMEOUT_S):
+                given = live.root, live.keys, live.tokens, size
+                return await look(self.store, *given, device=device, public=live.public)
+        except Exception:
+            _log.exception("pool %s: the store failed to explain a miss", self.name)
+        return Miss(size, (TierHit("device", device, 0.0),) if device else (), "tier-down")
 
     async def export(self, live: Live) -> Handoff:
         """Copy a prefilled sequence's published blocks out; call inside `run`, after its first token."""

@@ -10,6 +10,7 @@ import anyio.lowlevel
 
 from deepinfra.core.events import Event, Failed, Finished, ReasoningDelta, TextDelta, ToolArgumentsDelta
 from deepinfra.core.request import CachedTokens, Prompt, Usage
+from deepinfra.engine.explain import Explanation
 
 __all__ = ("Mailbox", "Signal", "Stream")
 
@@ -105,10 +106,12 @@ class Stream:
         prompt: What was rendered.
         seed: The seed in use, given or drawn.
         n: Number of choices.
+        explanation: Why no more of the prompt was found, if the request asked for it; there with the first event.
     """
 
     def __init__(self, prompt: Prompt, seed: int, n: int, mailbox: Mailbox) -> None:
         self.prompt, self.seed, self.n = prompt, seed, n
+        self.explanation: Explanation | None = None
         self._mailbox = mailbox
         self._usage: dict[int, Usage] = {}
         self._open = n
