@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 import random
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepinfra.bench.kvdisk import NotedDisk, Write, append_plainly, drop_pages, read_plainly, sync_files
 from deepinfra.bench.kvfolder import KVFolder
 from deepinfra.bench.machine import CpuUse, CpuWatch
-from deepinfra.core.kv import KVRecord
 from deepinfra.interfaces.given import Clock, SystemClock
 from deepinfra.kvstores import SsdStore
+from deepinfra.kvstores.ssd.disk import Disk
 
 __all__ = ("KVFigure", "KVReport", "KVRun", "OpenReport", "fill_and_kill", "open_folder", "run_kv")
-
-SYNC_NBYTES = 16 << 20
-"""Bytes after which plain appends are synced: what the store's `interval` does."""
 
 FILL = """
 import sys, anyio
@@ -43,7 +39,7 @@ class KVRun:
         records: Records in the folder.
         nbytes: Bytes of each.
         prefix: Records that are loaded together.
-        repeat: Rounds.
+        repeat: Rounds; plain calls come first in even ones, the store in odd ones.
     """
 
     records: int = 2048
@@ -84,8 +80,9 @@ class KVFigure:
     """One thing that was measured, in GB/s.
 
     Attributes:
-        name: `save`: beside plain appends, both synced every 16 MiB; `warm`: loads beside `preadv` of the same bytes
-            into the same buffers, from the page cache; `cold`: the same after the page cache was emptied of them.
+        name: `save`: beside the same appends and syncs (policy `interval`), of as many bytes to as many files, without
+            a store; `warm`: matches and loads beside `preadv` of the same files into the same buffers, as many bytes
+            per call as are loaded together, from the page cache; `cold`: the same after the page cache was emptied.
         ours: Median over the rounds.
         plain: Median of the plain calls.
         ratio: Median of the rounds' ratios.
@@ -166,23 +163,89 @@ async def run_kv(
     """Measure in a folder made under `path` and removed again; blocks the loop while plain calls are made."""
     clock = clock or SystemClock()
     watch, began = CpuWatch(), clock.now()
-    values: dict[str, list[float]] = {f"{how}{name}": [] for name in ("save", "warm", "cold") for how in ("", "plain ")}
     with tempfile.TemporaryDirectory(prefix="deepinfra-bench-kv-", dir=path) as made:
         folder = KVFolder(Path(made) / "kv", run.records, run.nbytes)
         progress("records")
         fill_and_kill(folder)
         opened = await open_folder(folder, clock)
+        rounds = _Rounds(folder, run, clock)
+        await rounds.warm_up()
         for index in range(run.repeat):
             progress(f"round {index + 1} of {run.repeat}")
-            await _save_round(Path(made), run, clock, values)
-            await _load_round(folder, run, clock, values)
-    return KVReport(
-        kind="kv",
-        run=run,
-        open=opened,
-        figures=tuple(_figure(name, values[name], values[f"plain {name}"]) for name in ("save", "warm", "cold")),
-        cpu=watch.stop(clock.now() - began),
-    )
+            await rounds.one(index)
+    return KVReport(kind="kv", run=run, open=opened, figures=rounds.figures(), cpu=watch.stop(clock.now() - began))
+
+
+class _Rounds:
+    """Saving, warm and cold loading, by the store and by plain calls in turns; values in GB/s of payload."""
+
+    def __init__(self, folder: KVFolder, run: KVRun, clock: Clock) -> None:
+        self._folder, self._run, self._clock = folder, run, clock
+        self._nbytes = run.records * run.nbytes
+        self._batches = list(folder.made())
+        self._keys, self._files = folder.keys(), sorted(folder.path.glob("*.kvseg"))
+        self._buffers = [memoryview(bytearray(run.nbytes)) for _ in range(run.prefix)]
+        self._writes: list[Write] = []
+        self._data = memoryview(b"")
+        self._ours: dict[str, list[float]] = {"save": [], "warm": [], "cold": []}
+        self._plain: dict[str, list[float]] = {"save": [], "warm": [], "cold": []}
+
+    def figures(self) -> tuple[KVFigure, ...]:
+        return tuple(_figure(name, self._ours[name], self._plain[name]) for name in self._ours)
+
+    async def warm_up(self) -> None:
+        """Note what the store writes, and have the records on the disk and in the page cache."""
+        disk = NotedDisk()
+        await self._save(disk)
+        self._writes = disk.writes
+        self._data = memoryview(bytearray(max(size for write in disk.writes for size in write.sizes)))
+        sync_files(self._files)
+        self._read()
+
+    async def one(self, index: int) -> None:
+        """Everything once."""
+        for name in self._ours:
+            for plain in (True, False) if index % 2 == 0 else (False, True):
+                if name == "cold":
+                    drop_pages(self._files)
+                if name == "save":
+                    seconds = self._append() if plain else await self._save(Disk())
+                else:
+                    seconds = self._read() if plain else await self._load()
+                (self._plain if plain else self._ours)[name].append(self._nbytes / seconds / 1e9)
+
+    async def _save(self, disk: Disk) -> float:
+        with tempfile.TemporaryDirectory(dir=self._folder.path.parent) as made:
+            started = self._clock.now()
+            store = SsdStore(Path(made), capacity_nbytes=4 * self._nbytes + (1 << 20), min_free_nbytes=0)
+            store.disk = disk
+            async with store:
+                for batch in self._batches:
+                    await store.save(batch)
+            return self._clock.now() - started
+
+    def _append(self) -> float:
+        with tempfile.TemporaryDirectory(dir=self._folder.path.parent) as made:
+            started = self._clock.now()
+            append_plainly(Path(made), self._writes, self._data)
+            return self._clock.now() - started
+
+    def _read(self) -> float:
+        started = self._clock.now()
+        for path in self._files:
+            read_plainly(path, self._buffers)
+        return self._clock.now() - started
+
+    async def _load(self) -> float:
+        prefix, keys, buffers = self._run.prefix, self._keys, self._buffers
+        async with self._folder.store() as store:
+            started = self._clock.now()
+            for start in range(0, len(keys), prefix):
+                match = await store.match(keys[start : start + prefix])
+                loaded = await store.load(match.refs, buffers[: len(match.refs)])
+                if loaded.count != len(keys[start : start + prefix]):
+                    raise RuntimeError("a record that was saved could not be loaded")
+            return self._clock.now() - started
 
 
 def _figure(name: str, ours: list[float], plain: list[float]) -> KVFigure:
@@ -190,83 +253,6 @@ def _figure(name: str, ours: list[float], plain: list[float]) -> KVFigure:
     return KVFigure(
         name=name, ours=statistics.median(ours), plain=statistics.median(plain), ratio=ratio, values=tuple(ours)
     )
-
-
-async def _save_round(path: Path, run: KVRun, clock: Clock, values: dict[str, list[float]]) -> None:
-    nbytes = run.records * run.nbytes
-    with tempfile.TemporaryDirectory(dir=path) as made:
-        batches = list(KVFolder(Path(made), run.records, run.nbytes).made())
-        started = clock.now()
-        _append_plainly(Path(made) / "plain", batches)
-        values["plain save"].append(nbytes / (clock.now() - started) / 1e9)
-        started = clock.now()
-        async with SsdStore(Path(made) / "kv", capacity_nbytes=4 * nbytes, min_free_nbytes=0) as store:
-            for batch in batches:
-                await store.save(batch)
-        values["save"].append(nbytes / (clock.now() - started) / 1e9)
-
-
-def _append_plainly(path: Path, batches: list[list[KVRecord]]) -> None:
-    unsynced = 0
-    with open(path, "wb", buffering=0) as file:
-        for record in (record for batch in batches for record in batch):
-            unsynced += file.write(record.data)
-            if unsynced >= SYNC_NBYTES:
-                os.fdatasync(file.fileno())
-                unsynced = 0
-        os.fdatasync(file.fileno())
-
-
-async def _load_round(folder: KVFolder, run: KVRun, clock: Clock, values: dict[str, list[float]]) -> None:
-    buffers = [memoryview(bytearray(run.nbytes)) for _ in range(run.prefix)]
-    keys = folder.keys()
-    files = sorted(folder.path.glob("*.kvseg"))
-    async with folder.store() as store:
-        for name in ("warm", "cold"):
-            if name == "cold":
-                _empty_page_cache(files)
-            started = clock.now()
-            nbytes = sum(map(_read_plainly, files, [buffers] * len(files)))
-            values[f"plain {name}"].append(nbytes / (clock.now() - started) / 1e9)
-            if name == "cold":
-                _empty_page_cache(files)
-            started = clock.now()
-            for start in range(0, len(keys), run.prefix):
-                match = await store.match(keys[start : start + run.prefix])
-                loaded = await store.load(match.refs, buffers[: len(match.refs)])
-                if loaded.count != len(keys[start : start + run.prefix]):
-                    raise RuntimeError("a record that was saved could not be loaded")
-            values[name].append(run.records * run.nbytes / (clock.now() - started) / 1e9)
-
-
-def _read_plainly(path: Path, buffers: list[memoryview]) -> int:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        done = 0
-        while got := os.preadv(fd, buffers, done):
-            done += got
-        return done
-    finally:
-        os.close(fd)
-
-
-def _empty_page_cache(files: list[Path]) -> None:
-    """Drop files from the page cache, and ask mincore(2) whether they are gone."""
-    for path in files:
-        with open(path, "r+b") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            if sum(_cached(file.fileno())) > 0.01 * os.fstat(file.fileno()).st_size / mmap.PAGESIZE:
-                raise RuntimeError(f"the page cache does not let go of {path}")
-
-
-def _cached(fd: int) -> Iterator[int]:
-    with mmap.mmap(fd, 0) as mapped:
-        first = ctypes.c_char.from_buffer(mapped)
-        pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
-        ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), pages)
-        del first
-    return (page & 1 for page in pages)
 
 
 def _resident_nbytes() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +15,11 @@ from deepinfra.cli.progress import shown_line
 from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_models
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from deepinfra.bench.http import Endpoint
     from deepinfra.bench.kv import KVReport
+    from deepinfra.bench.kvrestore import RestoreReport, RestoreRun
     from deepinfra.bench.load import LoadReport, LoadRun, Spread
     from deepinfra.bench.machine import CpuUse
     from deepinfra.bench.offline import OfflineReport, OfflineRun
@@ -190,10 +194,50 @@ def kv(
         _print_kv(report)
 
 
+@bench.command("restore")
+def restore(
+    model: Model = None,
+    path: Annotated[str, typer.Option(help="Folder on the disk to measure; what is made there is removed.")] = ".",
+    prefix: Annotated[int, typer.Option(min=128, help="Tokens to compute, and to restore after a restart.")] = 2000,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences that decode while KV is saved.")] = 4,
+    new: Annotated[int, typer.Option(min=4, help="Tokens that each of them generates.")] = 48,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds; the median is reported.")] = 5,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """A model with the ssd store: first token of a restored prefix beside a computed one, and tokens beside saving."""
+    from pathlib import Path
+
+    from deepinfra.bench.kvrestore import RestoreRun
+
+    blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE)
+    fetch_models(blueprint)
+    run = RestoreRun(prefix=prefix, batch=batch, new=new, repeat=repeat)
+    with shown_line() as show:
+        report = anyio.run(_restore, blueprint, Path(path), run, show)
+    if as_json:
+        _print_json(report)
+    else:
+        _print_restore(report)
+
+
+async def _restore(blueprint: Blueprint, path: Path, run: RestoreRun, show: Callable[[str], None]) -> RestoreReport:
+    from deepinfra.bench.kvrestore import run_restore
+    from deepinfra.bench.recorder import Recorder
+    from deepinfra.errors import ConfigError
+
+    if blueprint.pool is None:
+        raise ConfigError("bench restore measures one pool; this configuration splits prefill and decode")
+    parts = blueprint.pool.build()
+    recorder = Recorder(parts.executor)
+    recipe = blueprint.recipe.build()
+    return await run_restore(recipe, parts.scheduler, recorder, run, model=blueprint.name, path=path, progress=show)
+
+
 # -- output ---------------------------------------------------------------------------------------
 
 
-def _print_json(report: OfflineReport | LoadReport | RecipeReport | KVReport) -> None:
+def _print_json(report: OfflineReport | LoadReport | RecipeReport | KVReport | RestoreReport) -> None:
     typer.echo(json.dumps(dataclasses.asdict(report)))
 
 
@@ -233,6 +277,22 @@ def _print_kv(report: KVReport) -> None:
     for figure in report.figures:
         line = f"{figure.name} {figure.ours:10.2f} GB/s   plain calls: {figure.plain:.2f} GB/s"
         typer.echo(f"{line}   ratio {figure.ratio:.2f}")
+    _print_cpu(report.cpu)
+
+
+def _print_restore(report: RestoreReport) -> None:
+    run = report.run
+    typer.echo(
+        f"{report.model}, {report.kv_dtype}, records of {report.record_nbytes} bytes, {run.prefix} tokens of prefix,"
+        f" {run.repeat} rounds"
+    )
+    for figure in report.figures:
+        computed, restored = (statistics.median(values) for values in (figure.computed_s, figure.restored_s))
+        line = f"first token, {figure.name} {restored * 1000:10.1f} ms   computed: {computed * 1000:.1f} ms"
+        typer.echo(f"{line}   {figure.ratio:.1f} times sooner")
+    for gap in report.gaps:
+        line = f"between tokens of {run.batch}, {gap.name:5} {gap.saving_s * 1000:10.1f} ms saving"
+        typer.echo(f"{line}   {gap.idle_s * 1000:.1f} ms without   ratio {gap.ratio:.2f}")
     _print_cpu(report.cpu)
 
 

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deepinfra.bench.kv import KVReport
+from deepinfra.bench.kvrestore import RestoreReport
 from deepinfra.bench.load import LoadReport
 from deepinfra.bench.offline import OfflineReport
 from deepinfra.bench.recipe import RecipeReport
@@ -36,7 +37,7 @@ def paths(kind: type, prefix: str = "") -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("report", [OfflineReport, LoadReport, RecipeReport, KVReport])
+@pytest.mark.parametrize("report", [OfflineReport, LoadReport, RecipeReport, KVReport, RestoreReport])
 def test_every_field_of_the_json_is_documented(report: type) -> None:
     documented = set(re.findall(r"`([\w.\[\]]+)`", REFERENCE.read_text()))
     assert not set(paths(report)) - documented
@@ -80,3 +81,14 @@ def test_the_disk_cache_is_measured_beside_plain_calls(tmp_path: Path) -> None:
     assert all(figure["ours"] > 0 < figure["ratio"] for figure in report["figures"])
     assert list(tmp_path.iterdir()) == []
     assert "plain" in run("kv", "--path", str(tmp_path), *sizes).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_restored_prefix_gives_its_token_ten_times_sooner(tmp_path: Path) -> None:
+    done = run("restore", "--path", str(tmp_path), "--repeat", "1", "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert (report["kind"], report["run"]["prefix"]) == ("restore", 2000)
+    assert [figure["name"] for figure in report["figures"]] == ["cold", "warm"]
+    assert all(figure["ratio"] >= 10 for figure in report["figures"])
