@@ -19,6 +19,7 @@ from deepinfra.api.errors import WireError, wire_error, wire_error_of
 from deepinfra.api.exchange import AnswerFailed, Exchange, unless_gone
 from deepinfra.api.middleware import RequestRecord, headers_of, record_of
 from deepinfra.api.protocol import Call, Json, Received, WireProtocol
+from deepinfra.api.retention import retention_of
 from deepinfra.api.sse import EventStream, encoded
 from deepinfra.engine import Engine
 from deepinfra.errors import DeepinfraError, ModelUnknownError
@@ -65,8 +66,10 @@ class Door:
 
     def received(self, scope: Scope) -> Received:
         """What is known about a request without its body."""
+        record = record_of(scope)
         return Received(
-            tenant=record_of(scope).tenant,
+            tenant=record.tenant,
+            retention=record.retention,
             headers=headers_of(scope),
             now=datetime.fromtimestamp(self.clock.wall(), UTC).date().isoformat(),
             max_choices=self.max_n,
@@ -151,7 +154,11 @@ class Endpoint:
 
     def _call(self, raw: Json, received: Received) -> Call:
         call = self._protocol.parse(raw, received)
-        return replace(call, requests=tuple(replace(request, tenant=received.tenant) for request in call.requests))
+        requests = (
+            replace(request, tenant=received.tenant, retention=retention_of(request, received))
+            for request in call.requests
+        )
+        return replace(call, requests=tuple(requests))
 
     def _engine(self, call: Call, record: RequestRecord) -> Engine:
         engine = self._engines.get(call.model)

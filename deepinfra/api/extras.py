@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from deepinfra.api.wire import Options, SamplingFields
+from deepinfra.api.wire import Options, Salt, SamplingFields
 from deepinfra.core.conversation import Constraint
 from deepinfra.core.digits import json_text
 from deepinfra.core.request import GenerateRequest, PromptInput
@@ -103,11 +103,13 @@ class ExtraFields(SamplingFields):
         stop_token_ids: Tokens that end an answer besides the model's own.
         priority: Lower ones run sooner, as in vLLM.
         structured_outputs: What the answer must match.
+        cache_salt: The prompt's KV is found by requests of the same tenant with the same salt, and by no others.
     """
 
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-8, le=8)] | None = None
     structured_outputs: StructuredOutputs | None = None
+    cache_salt: Salt | None = None
 
     def request(
         self, given: PromptInput, *, logprobs: int | None, max_tokens: int | None, constraint: Constraint | None
@@ -124,4 +126,5 @@ class ExtraFields(SamplingFields):
             ignore_eos=bool(self.ignore_eos),
             constraint=constraint,
             priority=-(self.priority or 0),
+            salt=self.cache_salt or "",
         )

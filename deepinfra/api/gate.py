@@ -108,7 +108,7 @@ class Gate:
             key = self._ring.find(headers_of(scope))
             if scope["type"] == "http":  # before its limits: the log names who met them
                 record = record_of(scope)
-                record.key, record.tenant = key.name, key.tenant
+                record.key, record.tenant, record.retention = key.name, key.tenant, key.retention
             self._ring.enter(key)
         except DeepinfraError as error:
             if scope["type"] == "http":

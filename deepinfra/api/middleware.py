@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deepinfra.core.request import Usage
+from deepinfra.core.kv import Traffic
+from deepinfra.core.request import PUBLIC, Usage
 from deepinfra.interfaces.given import Clock
 
 __all__ = ("RequestLog", "RequestRecord", "headers_of", "record_of")
@@ -30,11 +31,13 @@ class RequestRecord:
     Attributes:
         key: Name of the API key it came with.
         tenant: Whose it is.
+        retention: Its key's policy.
     """
 
     id: str
     key: str = "-"
-    tenant: str = "public"
+    tenant: str = PUBLIC
+    retention: Traffic | None = None
     model: str = "-"
     usage: Usage | None = None
     gone: bool = False

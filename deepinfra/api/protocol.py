@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 from deepinfra.api.errors import WireError
 from deepinfra.core.conversation import JsonValue
 from deepinfra.core.events import Event
-from deepinfra.core.request import CachedTokens, GenerateRequest, Usage
+from deepinfra.core.kv import Traffic
+from deepinfra.core.request import PUBLIC, CachedTokens, GenerateRequest, Usage
 
 __all__ = ("Call", "Extension", "Fold", "Frame", "Head", "Json", "Received", "WireProtocol", "Writer")
 
@@ -36,12 +37,14 @@ class Received:
         headers: Lower-case names; the last of repeated ones counts.
         now: ISO 8601 date of the server, for prompts that print it. Never a time: prompts would differ every second.
         max_choices: Most answers that one call may ask for.
+        retention: The policy of its key.
     """
 
-    tenant: str = "public"
+    tenant: str = PUBLIC
     headers: Mapping[str, str]
     now: str
     max_choices: int
+    retention: Traffic | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +68,16 @@ class Extension:
     cached: CachedTokens
 
     def json(self) -> Json:
-        """`seed` reproduces the answer; `cached_tokens` are prompt tokens not computed, by tier."""
-        return {"seed": self.seed, "cached_tokens": {"device": self.cached.device, **self.cached.store}}
+        """`seed` reproduces the answer; `cached_tokens` are prompt tokens not computed, by tier.
+
+        `cached_age_s` are seconds since the oldest of a tier's records was saved; the device and stores that do not
+        know are left out.
+        """
+        return {
+            "seed": self.seed,
+            "cached_tokens": {"device": self.cached.device, **self.cached.store},
+            "cached_age_s": {tier: round(age_s, 3) for tier, age_s in self.cached.age_s.items()},
+        }
 
 
 class Fold(Protocol):
@@ -124,7 +135,7 @@ class Call:
 
     Attributes:
         requests: One per prompt; answers are numbered through: `prompt * n + choice`. Whose they are is filled in
-            by the endpoint.
+            by the endpoint, which also decides about their retention: here it is what the body asks for.
         id_prefix: Of the answer's `id`.
         param_names: The engine's field names in this protocol's words, for errors.
     """

@@ -25,6 +25,7 @@ __all__ = (
     "DrawFields",
     "Options",
     "RequestFields",
+    "Salt",
     "SamplingFields",
     "Stop",
     "add_usage",
@@ -76,6 +77,10 @@ def _as_list(value: object) -> object:
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
+
+
+Salt = Annotated[str, Field(min_length=1, max_length=512)]
+"""`cache_salt`, as in vLLM."""
 
 
 class RequestFields(Options):
@@ -208,9 +213,10 @@ def finish_of(reason: FinishReason, normally: str = "stop") -> str:
 
 
 def add_usage(parts: Iterable[Usage]) -> Usage:
-    """Sum over prompts."""
+    """Sum over prompts; a tier's age is that of the oldest record of any."""
     prompt = completion = reasoning = written = device = 0
     store: dict[str, int] = {}
+    age_s: dict[str, float] = {}
     for usage in parts:
         prompt += usage.prompt_tokens
         completion += usage.completion_tokens
@@ -219,11 +225,13 @@ def add_usage(parts: Iterable[Usage]) -> Usage:
         device += usage.cached.device
         for tier, tokens in usage.cached.store.items():
             store[tier] = store.get(tier, 0) + tokens
+        for tier, age in usage.cached.age_s.items():
+            age_s[tier] = max(age, age_s.get(tier, 0.0))
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         reasoning_tokens=reasoning,
-        cached=CachedTokens(device=device, store=store),
+        cached=CachedTokens(device=device, store=store, age_s=age_s),
         cache_write_tokens=written,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 
 from deepinfra.config.settings import ServerSettings
 from deepinfra.core.identity import ApiKey
+from deepinfra.core.kv import Traffic
 from deepinfra.errors import ConfigError
 
 __all__ = ("KeyEntry", "keys_of", "read_keys")
@@ -35,6 +37,9 @@ class KeyEntry(BaseModel):
     tenant: Word | None = Field(default=None, description="whose it is; by default the name")
     requests_per_minute: int | None = Field(default=None, ge=1, description="most requests per minute")
     max_concurrent: int | None = Field(default=None, ge=1, description="most requests under way")
+    retention: Traffic | None = Field(
+        default=None, description="how long its KV is kept, whatever a request says: `agent`, `chat`, `default`, `none`"
+    )
 
     @model_validator(mode="after")
     def _one_secret(self) -> Self:
@@ -47,11 +52,15 @@ class KeyEntry(BaseModel):
     @property
     def api_key(self) -> ApiKey:
         """The key."""
-        limits = {"requests_per_minute": self.requests_per_minute, "max_concurrent": self.max_concurrent}
-        if self.key is not None:
-            return ApiKey.of(self.key.get_secret_value(), name=self.name, tenant=self.tenant, **limits)
-        digest = bytes.fromhex(self.key_sha256 or "")
-        return ApiKey(name=self.name, sha256=digest, tenant=self.tenant or self.name, **limits)
+        secret = self.key.get_secret_value() if self.key is not None else None
+        return ApiKey(
+            name=self.name,
+            sha256=bytes.fromhex(self.key_sha256 or "") if secret is None else hashlib.sha256(secret.encode()).digest(),
+            tenant=self.tenant or self.name,
+            requests_per_minute=self.requests_per_minute,
+            max_concurrent=self.max_concurrent,
+            retention=self.retention,
+        )
 
 
 class _File(BaseModel):

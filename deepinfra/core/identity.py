@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
+from deepinfra.core.kv import Traffic
+
 __all__ = ("ApiKey",)
 
 
@@ -18,6 +20,7 @@ class ApiKey:
         tenant: Whose requests come with it; several keys may share one. Tenants share no cache and no stored answer.
         requests_per_minute: How many requests it may make, on average; as many at once if it rested for a minute.
         max_concurrent: How many of its requests may be under way.
+        retention: Class of all its requests' KV, whatever these say themselves.
     """
 
     name: str
@@ -25,6 +28,7 @@ class ApiKey:
     tenant: str
     requests_per_minute: int | None = None
     max_concurrent: int | None = None
+    retention: Traffic | None = None
 
     @classmethod
     def of(
@@ -35,6 +39,7 @@ class ApiKey:
         tenant: str | None = None,
         requests_per_minute: int | None = None,
         max_concurrent: int | None = None,
+        retention: Traffic | None = None,
     ) -> ApiKey:
         """From the key as its owner sends it; without a tenant the name is one."""
         return cls(
@@ -43,4 +48,5 @@ class ApiKey:
             tenant=tenant or name,
             requests_per_minute=requests_per_minute,
             max_concurrent=max_concurrent,
+            retention=retention,
         )

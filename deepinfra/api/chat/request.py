@@ -14,9 +14,9 @@ from deepinfra.api.chat.tools import FormatIn, Tool, ToolChoiceIn, constraint_of
 from deepinfra.api.errors import WireError
 from deepinfra.api.extras import ExtraFields
 from deepinfra.api.protocol import Call, Json, Received
+from deepinfra.api.retention import CacheOptions, Kept, body_retention
 from deepinfra.api.wire import MAX_TOP_LOGPROBS, Dialect, Options, openai_error, parse_fields
 from deepinfra.core.conversation import Conversation, JsonValue
-from deepinfra.core.kv import Retention
 from deepinfra.errors import RequestError
 
 __all__ = ("CHAT", "ChatProtocol", "ChatRequest")
@@ -33,12 +33,11 @@ class ChatRequest(ExtraFields):
 
     `thinking` says whether, `reasoning_effort` how much; where they contradict each other, `thinking` wins, as in
     DeepSeek's library. `chat_template_kwargs` are further names for the model's template, as in vLLM and transformers.
-    `prediction` and the `prompt_cache_*` hints change speed only: every prefix is cached here, and
-    `prompt_cache_retention` is honoured (`24h` keeps the prompt's KV a day, `in_memory` keeps it out of stores).
+    `prediction` and `prompt_cache_key` are hints for speed: every prefix is cached here, and found without a key.
     """
 
     IGNORED: ClassVar[frozenset[str]] = frozenset(
-        {"user", "safety_identifier", "metadata", "prediction", "prompt_cache_key", "prompt_cache_options"}
+        {"user", "safety_identifier", "metadata", "prediction", "prompt_cache_key"}
     )
     NEUTRAL: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {
         "audio": (),
@@ -61,7 +60,8 @@ class ChatRequest(ExtraFields):
     parallel_tool_calls: bool | None = None
     response_format: FormatIn | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"] | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Kept | None = None
     thinking: Thinking | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
 
@@ -101,7 +101,8 @@ class ChatProtocol:
             max_tokens=fields.max_completion_tokens or fields.max_tokens,
             constraint=None,
         )
-        request = replace(request, retention=_retention(fields.prompt_cache_retention))
+        retention = body_retention(fields.prompt_cache_retention, fields.prompt_cache_options)
+        request = replace(request, retention=retention)
         effort = "thinking" if fields.thinking and fields.reasoning_effort in (None, "none") else "reasoning_effort"
         return Call(
             model=fields.model,
@@ -162,12 +163,3 @@ def _conversation(fields: ChatRequest, now: str) -> Conversation:
         template_options=fields.chat_template_kwargs,
         now=now,
     )
-
-
-def _retention(wanted: str | None) -> Retention:
-    match wanted:
-        case "24h":
-            return Retention(ttl_s=86400.0)
-        case "in_memory":
-            return Retention(traffic="none")
-    return Retention()

@@ -143,15 +143,15 @@ class Document(Block):
     citations: Citations | None = None
 
 
-class Thinking(Block):
-    """Reasoning of an earlier answer; see `response.sealed` for signatures."""
+class Thinking(Options):
+    """Reasoning of an earlier answer; see `response.sealed` for signatures. Anthropic takes no `cache_control` here."""
 
     type: Literal["thinking"]
     thinking: str
     signature: str
 
 
-class RedactedThinking(Block):
+class RedactedThinking(Options):
     """Reasoning that only Anthropic can read."""
 
     type: Literal["redacted_thinking"]

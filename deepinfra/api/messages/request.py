@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from deepinfra.api.errors import WireError
-from deepinfra.api.messages.blocks import MAX_MESSAGES, CacheControl, MessageIn, SystemBlocks, tagged
+from deepinfra.api.messages.blocks import (
+    MAX_MESSAGES,
+    CacheControl,
+    Content,
+    Document,
+    MessageIn,
+    SystemBlocks,
+    tagged,
+)
 from deepinfra.api.messages.errors import anthropic_error
 from deepinfra.api.messages.response import MessagesWriter
 from deepinfra.api.messages.tools import Choice, Tool, tool_choice_of, tool_definitions
@@ -18,11 +26,15 @@ from deepinfra.api.protocol import Call, Json, Received
 from deepinfra.api.wire import MAX_STOPS, Options, RequestFields, Stop, parse_fields
 from deepinfra.core.conversation import Constraint, Conversation, JsonValue
 from deepinfra.core.digits import json_text
+from deepinfra.core.kv import Retention
 from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.errors import RequestError
 
 __all__ = ("MESSAGES", "MessagesProtocol", "MessagesRequest", "ParamNames")
+
+MAX_MARKS = 4
+"""Anthropic's limit of `cache_control`, the one of the body itself included."""
 
 MIN_BUDGET = 1024
 """Anthropic's lower bound of `budget_tokens`."""
@@ -92,7 +104,8 @@ class ContextManagement(Options):
 class MessagesRequest(RequestFields):
     """Fields of the body; see `RequestFields` for what IGNORED and NEUTRAL mean. `seed` is ours.
 
-    `diagnostics` asks for a report on the cache, which may be absent; `cache_control` marks what is cached anyway.
+    `diagnostics` asks for a report on the cache, which may be absent; `cache_control` marks what is cached anyway, and
+    its `ttl` is the least time for which it is kept.
     """
 
     IGNORED: ClassVar[frozenset[str]] = frozenset({"metadata", "service_tier", "diagnostics", "user_profile_id"})
@@ -135,12 +148,28 @@ class MessagesRequest(RequestFields):
             return None
         return Constraint(kind="json_schema", source=json_text(self.output_config.format.schema_))
 
+    def check(self) -> None:
+        """See `RequestFields.check`."""
+        marks = self._marks()
+        if len(marks) > MAX_MARKS:
+            path = marks[MAX_MARKS][0]
+            raise RequestError(
+                f"'{path}': at most {MAX_MARKS} blocks may have 'cache_control', and {len(marks)} have", path
+            )
+
+    def _marks(self) -> list[tuple[str, CacheControl]]:
+        """Every `cache_control` with its path, in the order of the prompt, the body's own last."""
+        marks = [*_marks_of("tools", self.tools or ()), *_marks_of("system", self.system or ())]
+        for index, message in enumerate(self.messages):
+            marks += _marks_of(f"messages.{index}.content", message.content)
+        if self.cache_control is not None:
+            marks.append(("cache_control", self.cache_control))
+        return marks
+
     @property
-    def marks_an_hour(self) -> bool:
-        """Whether any prefix is marked to be kept for an hour rather than five minutes."""
-        blocks = [*(self.system or ()), *(self.tools or ()), *(each for m in self.messages for each in m.content)]
-        marks = [self.cache_control, *(block.cache_control for block in blocks)]
-        return any(mark is not None and mark.ttl == "1h" for mark in marks)
+    def least_s(self) -> float:
+        """Seconds for which what was marked is kept at least."""
+        return max((3600.0 if mark.ttl == "1h" else 300.0 for _, mark in self._marks()), default=0.0)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -151,6 +180,19 @@ class MessagesRequest(RequestFields):
             top_p=plain.top_p if self.top_p is None else self.top_p,
             top_k=self.top_k or 0,
         )
+
+
+def _marks_of(path: str, blocks: Sequence[object]) -> Iterator[tuple[str, CacheControl]]:
+    """Marks of blocks, those inside a tool's result or a document before its own."""
+    for index, block in enumerate(blocks):
+        within, inner = "content", getattr(block, "content", None)
+        if isinstance(block, Document) and isinstance(block.source, Content):
+            within, inner = "source.content", block.source.content
+        if inner:
+            yield from _marks_of(f"{path}.{index}.{within}", inner)
+        mark = getattr(block, "cache_control", None)
+        if mark is not None:
+            yield f"{path}.{index}.cache_control", mark
 
 
 class ParamNames(Mapping[str, str]):
@@ -208,13 +250,14 @@ class MessagesProtocol:
             max_tokens=fields.max_tokens,
             fit=True,
             stop=tuple(fields.stop_sequences or ()),
+            retention=Retention(least_s=fields.least_s),
         )
         return Call(
             model=fields.model,
             stream=bool(fields.stream),
             requests=(request,),
             writer=MessagesWriter(
-                shows_thinking=getattr(fields.thinking, "display", None) != "omitted", hour=fields.marks_an_hour
+                shows_thinking=getattr(fields.thinking, "display", None) != "omitted", hour=fields.least_s >= 3600
             ),
             id_prefix="msg_",
             param_names=ParamNames(turns.paths, "output_config.effort" if said else "thinking"),

@@ -16,7 +16,8 @@ prompt_cache_options.ttl | honoured |
 anything else is refused by name |
 | access_programs, background_options, conversation, moderation, prompt | refused by name |
 
-Beyond OpenAI's: `seed`, `stop`, `top_k`, `min_p`, penalties, `logit_bias`, `ignore_eos` as in `/v1/chat/completions`.
+Beyond OpenAI's: `seed`, `stop`, `top_k`, `min_p`, penalties, `logit_bias`, `ignore_eos`, `cache_salt` as in
+`/v1/chat/completions`.
 
 Of `include`, `message.output_text.logprobs` and `reasoning.encrypted_content` add something; the other values name
 parts of items that cannot occur here. `truncation: auto` is refused because it forgets silently.

@@ -25,9 +25,9 @@ from deepinfra.api.responses.tools import (
 )
 from deepinfra.api.responses.turns import turns_of
 from deepinfra.api.responses.writer import ResponseWriter
-from deepinfra.api.wire import MAX_TOP_LOGPROBS, DrawFields, Options, openai_error, parse_fields
+from deepinfra.api.retention import CacheOptions, Kept, body_retention
+from deepinfra.api.wire import MAX_TOP_LOGPROBS, DrawFields, Options, Salt, openai_error, parse_fields
 from deepinfra.core.conversation import Conversation, JsonValue, Message
-from deepinfra.core.kv import Retention
 from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.errors import RequestError
@@ -83,11 +83,9 @@ class StreamIn(Options):
     include_obfuscation: Literal[False] | None = None
 
 
-class CacheOptions(Options):
-    """`prompt_cache_options`: every prefix is cached here, so that only `ttl` has an effect."""
+class ResponsesCacheOptions(CacheOptions):
+    """`prompt_cache_options` of this protocol."""
 
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: Literal["30m", "12h"] | None = None
     prewarm: Literal[False] | None = None
     comparison_response_id: None = None
 
@@ -147,10 +145,11 @@ class ResponsesRequest(DrawFields):
         | None
     ) = None
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
-    prompt_cache_options: CacheOptions | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_options: ResponsesCacheOptions | None = None
+    prompt_cache_retention: Kept | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
+    cache_salt: Salt | None = None
 
     def check(self) -> None:
         """See `RequestFields.check`."""
@@ -169,17 +168,6 @@ class ResponsesRequest(DrawFields):
     def drawn(self) -> SamplingParams:
         """How tokens are drawn."""
         return self.sampling((self.top_logprobs or 0) if self.wants("message.output_text.logprobs") else None)
-
-    @property
-    def retention(self) -> Retention:
-        """How long the prompt's KV is kept; `prompt_cache_retention` is the upper bound, `ttl` the lower."""
-        if self.prompt_cache_retention == "in_memory":
-            return Retention(traffic="none")
-        if self.prompt_cache_retention == "24h":
-            return Retention(ttl_s=86400.0)
-        if self.prompt_cache_options and self.prompt_cache_options.ttl == "12h":
-            return Retention(ttl_s=43200.0)
-        return Retention()
 
     def echo(self) -> dict[str, Any]:
         """What the response's object repeats of it."""
@@ -238,7 +226,8 @@ class Responses:
             max_tokens=fields.max_output_tokens,
             stop=tuple(fields.stop or ()),
             ignore_eos=bool(fields.ignore_eos),
-            retention=fields.retention,
+            retention=body_retention(fields.prompt_cache_retention, fields.prompt_cache_options),
+            salt=fields.cache_salt or "",
         )
         return Call(
             model=fields.model,

@@ -124,11 +124,25 @@ def test_reasoning_effort_and_thinking_are_one_thing(fields: dict[str, Any], eff
 
 
 @pytest.mark.parametrize(
-    ("wanted", "retention"),
-    [(None, Retention()), ("24h", Retention(ttl_s=86400)), ("in_memory", Retention(traffic="none"))],
+    ("fields", "retention"),
+    [
+        ({}, Retention()),
+        ({"prompt_cache_retention": None}, Retention()),
+        ({"prompt_cache_retention": "24h"}, Retention(ttl_s=86400)),
+        ({"prompt_cache_retention": "in_memory"}, Retention(disk=False)),
+        ({"prompt_cache_options": {"ttl": "30m", "mode": "implicit"}}, Retention(least_s=1800)),
+        (
+            {"prompt_cache_retention": "in_memory", "prompt_cache_options": {"ttl": "12h"}},
+            Retention(disk=False, least_s=43200),
+        ),
+    ],
 )
-def test_cache_retention_is_honoured(wanted: str | None, retention: Retention) -> None:
-    assert parse(prompt_cache_retention=wanted).retention == retention
+def test_cache_retention_is_honoured(fields: dict[str, Any], retention: Retention) -> None:
+    assert parse(**fields).retention == retention
+
+
+def test_a_salt_reaches_the_engine() -> None:
+    assert (parse().salt, parse(cache_salt="s").salt) == ("", "s")
 
 
 def test_text_is_kept_to_the_character() -> None:

@@ -29,7 +29,7 @@ USAGE = Usage(
     prompt_tokens=10,
     completion_tokens=7,
     reasoning_tokens=2,
-    cached=CachedTokens(device=4, store={"ssd": 2}),
+    cached=CachedTokens(device=4, store={"ssd": 2}, age_s={"ssd": 12.3456}),
     cache_write_tokens=3,
 )
 EXTENSION = Extension(seed=5, cached=USAGE.cached)
@@ -138,7 +138,7 @@ def test_usage_counts_what_was_cached_and_reasoned() -> None:
         "prompt_cache_hit_tokens": 6,
         "prompt_cache_miss_tokens": 4,
     }
-    assert answer["deepinfra"] == {"seed": 5, "cached_tokens": {"device": 4, "ssd": 2}}
+    assert answer["deepinfra"] == {"seed": 5, "cached_tokens": {"device": 4, "ssd": 2}, "cached_age_s": {"ssd": 12.346}}
 
 
 def test_logprobs_carry_text_bytes_and_alternatives() -> None:

@@ -223,11 +223,7 @@ def request(model: str, turns: list[Any], turn: int = 1, **fields: Any) -> dict[
         "model": model,
         "system": [
             {"type": "text", "text": billing},
-            {
-                "type": "text",
-                "text": "You are Claude Code, Anthropic's official CLI for Claude.",
-                "cache_control": KEPT,
-            },
+            {"type": "text", "text": "You are Claude Code, Anthropic's official CLI for Claude."},
             {"type": "text", "text": f"You help with software.\n\n{RULES}", "cache_control": KEPT_LONG},
             {"type": "text", "text": environment},
         ],

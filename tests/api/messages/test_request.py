@@ -13,6 +13,7 @@ from deepinfra.api.messages.request import MESSAGES, MessagesRequest
 from deepinfra.api.protocol import Call, Received
 from deepinfra.api.wire import Options
 from deepinfra.core.conversation import Conversation, ToolChoice
+from deepinfra.core.kv import Retention
 from deepinfra.core.request import GenerateRequest
 from deepinfra.errors import RequestError, UnsupportedFieldError
 
@@ -42,6 +43,15 @@ def user(*content: Any, **fields: Any) -> dict[str, Any]:
 
 def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
     return {"name": name, "input_schema": {"type": "object"}, **fields}
+
+
+MARK = {"type": "ephemeral"}
+ONE = {"cache_control": MARK}
+MARKED = {"type": "text", "text": "x", **ONE}
+
+
+def result(*content: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "a", "content": list(content), **fields}
 
 
 # -- the official client's types ------------------------------------------------------------------
@@ -232,6 +242,20 @@ WRONG = [
         "context_management.edits.0.keep",
     ),
     (body(cache_control={"type": "ephemeral", "ttl": "2h"}), "cache_control.ttl"),
+    (user(*[MARKED] * 5), "messages.0.content.4.cache_control"),
+    (user(*[MARKED] * 4, cache_control=MARK), "cache_control"),
+    (
+        user(MARKED, result(MARKED), tools=[tool(cache_control=MARK)], system=[MARKED, MARKED]),
+        "messages.0.content.1.content.0.cache_control",
+    ),
+    (
+        body(
+            messages=[
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s", **ONE}]}
+            ]
+        ),
+        "messages.0.content.0.cache_control",
+    ),
     (body(seed=2**64), "seed"),
 ]
 
@@ -343,7 +367,6 @@ def test_an_output_format_is_a_constraint() -> None:
         {"speed": "standard"},
         {"inference_geo": None},
         {"container": None},
-        {"cache_control": {"type": "ephemeral"}},
         {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
         {"system": None, "tools": None, "tool_choice": None, "thinking": None, "stop_sequences": None},
         {"system": ""},
@@ -354,6 +377,31 @@ def test_an_output_format_is_a_constraint() -> None:
 )
 def test_what_changes_nothing_is_accepted_and_changes_nothing(fields: dict[str, Any]) -> None:
     assert asked(**fields) == asked()
+
+
+@pytest.mark.parametrize(
+    ("fields", "least_s"),
+    [
+        ({}, 0),
+        (ONE, 300),
+        ({"cache_control": {**MARK, "ttl": "5m"}}, 300),
+        ({"cache_control": {**MARK, "ttl": "1h"}}, 3600),
+        ({"system": [MARKED, {**MARKED, "cache_control": {**MARK, "ttl": "1h"}}]}, 3600),
+        ({"tools": [tool(**ONE), tool("g")]}, 300),
+        (user({"type": "text", "text": "y"}, MARKED, MARKED, MARKED, MARKED), 300),
+    ],
+)
+def test_what_is_marked_is_kept_at_least_so_long(fields: dict[str, Any], least_s: float) -> None:
+    assert asked(**fields).retention == Retention(least_s=least_s)
+
+
+def test_marks_inside_results_and_documents_count() -> None:
+    hour = {"cache_control": {**MARK, "ttl": "1h"}}
+    source = {"type": "content", "content": [{"type": "text", "text": "x", **hour}]}
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+    within = [{"type": "document", "source": source}, {"type": "text", "text": "y", **ONE}]
+    turns = [{"role": "user", "content": "q"}, call, {"role": "user", "content": [result(*within, **ONE)]}]
+    assert asked(messages=turns, tools=[tool()]).retention == Retention(least_s=3600)
 
 
 def test_errors_name_messages_as_the_client_numbered_them() -> None:

@@ -35,7 +35,7 @@ USAGE = Usage(
     prompt_tokens=100,
     completion_tokens=7,
     reasoning_tokens=2,
-    cached=CachedTokens(device=40, store={"ssd": 20}),
+    cached=CachedTokens(device=40, store={"ssd": 20}, age_s={"ssd": 7.0}),
     cache_write_tokens=10,
 )
 COLD = Usage(prompt_tokens=100)
@@ -199,7 +199,7 @@ def test_a_message_has_every_field_the_client_knows() -> None:
             "output_tokens": 7,
             "output_tokens_details": {"thinking_tokens": 2},
         },
-        "deepinfra": {"seed": 5, "cached_tokens": {"device": 40, "ssd": 20}},
+        "deepinfra": {"seed": 5, "cached_tokens": {"device": 40, "ssd": 20}, "cached_age_s": {"ssd": 7.0}},
     }
     assert Message.model_validate(made, strict=True).model_extra == {"deepinfra": made["deepinfra"]}
 

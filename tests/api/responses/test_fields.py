@@ -48,7 +48,7 @@ def test_a_field_of_the_official_client_is_decided_once() -> None:
         (items.OutputMessage, response_input_item_param.ResponseOutputMessageParam),
         (items.ItemReference, response_input_item_param.ItemReference),
         (request.ReasoningIn, ReasoningParam),
-        (request.CacheOptions, response_create_params.PromptCacheOptions),
+        (request.ResponsesCacheOptions, response_create_params.PromptCacheOptions),
     ],
 )
 def test_no_field_of_its_objects_is_forgotten(model: Any, params: type) -> None:

@@ -198,9 +198,15 @@ def test_effort_is_the_recipes_business(talk: Talk) -> None:
 def test_how_long_a_prompt_is_cached(asked: Asked) -> None:
     assert asked(input="hi").retention == Retention()
     assert asked(input="hi", prompt_cache_retention="24h").retention == Retention(ttl_s=86400.0)
-    assert asked(input="hi", prompt_cache_retention="in_memory").retention == Retention(traffic="none")
-    assert asked(input="hi", prompt_cache_options={"ttl": "12h"}).retention == Retention(ttl_s=43200.0)
-    assert asked(input="hi", prompt_cache_options={"ttl": "30m", "mode": "explicit"}).retention == Retention()
+    assert asked(input="hi", prompt_cache_retention="in_memory").retention == Retention(disk=False)
+    assert asked(input="hi", prompt_cache_options={"ttl": "12h"}).retention == Retention(least_s=43200.0)
+    assert asked(input="hi", prompt_cache_options={"ttl": "30m", "mode": "explicit"}).retention == Retention(
+        least_s=1800
+    )
+
+
+def test_a_salt_reaches_the_engine(asked: Asked) -> None:
+    assert (asked(input="hi").salt, asked(input="hi", cache_salt="s").salt) == ("", "s")
 
 
 def test_the_answer_repeats_what_it_was_asked(parse: Parse) -> None:

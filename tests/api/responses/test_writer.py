@@ -35,7 +35,7 @@ USAGE = Usage(
     prompt_tokens=30,
     completion_tokens=9,
     reasoning_tokens=4,
-    cached=CachedTokens(device=16, store={"ssd": 8}),
+    cached=CachedTokens(device=16, store={"ssd": 8}, age_s={"ssd": 1.5}),
     cache_write_tokens=2,
 )
 EXTENSION = Extension(seed=7, cached=USAGE.cached)
@@ -261,7 +261,7 @@ def test_usage_has_every_field_that_the_client_requires() -> None:
         "output_tokens_details": {"reasoning_tokens": 4},
         "total_tokens": 39,
     }
-    assert final["deepinfra"] == {"seed": 7, "cached_tokens": {"device": 16, "ssd": 8}}
+    assert final["deepinfra"] == {"seed": 7, "cached_tokens": {"device": 16, "ssd": 8}, "cached_age_s": {"ssd": 1.5}}
 
 
 def test_what_is_cut_short_is_incomplete_and_so_is_the_item_that_was_open() -> None:
