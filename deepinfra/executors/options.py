@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = ("ToyOptions",)
@@ -21,3 +23,6 @@ class ToyOptions(BaseModel):
     vocab_size: int = Field(260, ge=2, description="number of tokens")
     seed: int = Field(0, ge=0, description="another seed is another model")
     grid: int = Field(1, ge=1, description="granularity of chunk ends it asks for")
+    windows: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), max_length=16, description="positions that each window layer reads; none: full KV only"
+    )

@@ -366,9 +366,7 @@ def _layout(block_size: int, grid: int, windows: Sequence[int]) -> KVLayout:
         layers = tuple(layer for layer, one in enumerate(windows) if one == window)
         nbytes = _CELL_NBYTES * len(layers)
         groups.append(
-            KVGroup(
-                name=f"window-{window}", kind="window", layers=layers, nbytes_per_token=nbytes, window=window
-            )
+            KVGroup(name=f"window-{window}", kind="window", layers=layers, nbytes_per_token=nbytes, window=window)
         )
     return KVLayout(
         block_size=block_size,

@@ -18,6 +18,7 @@ from deepinfra.core.step import MaskRows, SeqOpen, StepPlan, WorkItem
 from deepinfra.errors import ExecutorError, StepFailed
 from deepinfra.interfaces.executor import Executor
 from deepinfra.testing.host import GREEDY, Host, Line
+from deepinfra.testing.window_laws import WindowLaws
 
 __all__ = ("ExecutorConformance",)
 
@@ -25,7 +26,7 @@ _DRAWN = SamplingParams(temperature=1.0)
 
 
 @pytest.mark.anyio
-class ExecutorConformance:
+class ExecutorConformance(WindowLaws):
     """Every law of `Executor` as a test: `class TestMine(ExecutorConformance): def make(self): return Mine(...)`.
 
     Give it a small model in a type whose sums do not depend on the batch's shape (float32): text is compared
@@ -35,9 +36,6 @@ class ExecutorConformance:
 
     rounds = 60
     """Steps of the random schedule; fewer for a slow model."""
-
-    new_tokens = 6
-    """Tokens to generate where a law looks at text."""
 
     @abstractmethod
     def make(self) -> Executor:
@@ -82,7 +80,7 @@ class ExecutorConformance:
             for group in layout.groups:
                 assert layout.block_size % group.compress_rate == 0
             for index in range(memory.num_slots):
-                assert len(memory.slot(index)) == FRAME_NBYTES + layout.block_nbytes
+                assert len(memory.slot(index)) == layout.slot_nbytes
         other = self.make()
         assert (other.provides, other.layout, other.identity) == before
 
@@ -108,7 +106,7 @@ class ExecutorConformance:
     async def test_foreign_staging_is_used_or_refused(self) -> None:
         """`use_staging` places the slots in the buffer, and as many as fit; or raises `ExecutorError`."""
         executor = self.make()
-        stride = FRAME_NBYTES + executor.layout.block_nbytes
+        stride = executor.layout.slot_nbytes
         buffer = memoryview(bytearray(3 * stride))
         try:
             executor.use_staging(buffer)
@@ -326,7 +324,8 @@ class ExecutorConformance:
             first = host.line(prompt)
             text = await host.generate(first, self.new_tokens)
             await memory.drain(first.blocks[:2], [0, 1])
-            saved = [bytes(memory.slot(slot)[FRAME_NBYTES:]) for slot in (0, 1)]
+            end = FRAME_NBYTES + executor.layout.block_nbytes
+            saved = [bytes(memory.slot(slot)[FRAME_NBYTES:end]) for slot in (0, 1)]
             assert saved[0] != saved[1]
             host.close(first, keep=True)  # its blocks are not used again, so a read of them would show
             second = host.line(prompt, slots=(0, 1))
@@ -334,7 +333,7 @@ class ExecutorConformance:
             for slot in (0, 1):
                 memory.slot(slot)[:] = bytes(len(memory.slot(slot)))
             await memory.drain(second.blocks[:2], [1, 0])
-            assert [bytes(memory.slot(slot)[FRAME_NBYTES:]) for slot in (1, 0)] == saved
+            assert [bytes(memory.slot(slot)[FRAME_NBYTES:end]) for slot in (1, 0)] == saved
             assert not any(memory.slot(0)[:FRAME_NBYTES]), "a drain wrote into the engine's frame"
 
     async def test_a_drain_sees_the_steps_before_it(self) -> None:
@@ -366,7 +365,7 @@ class ExecutorConformance:
             published = owner.blocks[:2]
             for start in (2 * host.block_size - 1, 0):
                 reader = host.line(prompt, published=published)
-                item = host.work(reader, 1)._replace(start=start, length=2 * host.block_size - start)
+                item = host.work(reader, 1)._replace(start=start, length=2 * host.block_size - start, samples=True)
                 assert item.write_from == 2 * host.block_size
                 await host.step((reader, item))
                 host.close(reader)

@@ -27,13 +27,16 @@ from deepinfra.schedulers.fcfs import Fcfs
 from deepinfra.testing.executor import ExecutorConformance
 from deepinfra.testing.host import Host
 from deepinfra.testing.tiny import TinyRecipe
+from deepinfra.testing.window_laws import WindowLaws
 
 CHILD = Path(__file__).with_name("toy_child.py")
 PROMPT = (5, 6, 7, 8, 9, 10, 11)
 
 
-def process(fault: str = "", at: int = 0, *, child: dict[str, Any] | None = None, **settings: Any) -> ProcessExecutor:
-    options = {"num_blocks": 32, "block_size": 4, "max_seqs": 4}
+def process(
+    fault: str = "", at: int = 0, *, child: dict[str, Any] | None = None, windows: tuple[int, ...] = (), **settings: Any
+) -> ProcessExecutor:
+    options: dict[str, Any] = {"num_blocks": 32, "block_size": 4, "max_seqs": 4, "windows": windows}
     faults = {"fault": fault, "at": at, **(child or {})}
     command = [sys.executable, str(CHILD), json.dumps(options | faults)]
     return ProcessExecutor(ToyExecutor(**options), command, **settings)
@@ -80,6 +83,14 @@ class TestConformance(ExecutorConformance):
 
     def make(self) -> ProcessExecutor:
         return process(num_slots=4)
+
+
+async def test_windows_go_out_to_shared_memory_and_come_back() -> None:
+    class Kit(WindowLaws):
+        def make(self) -> ProcessExecutor:
+            return process(num_slots=4, windows=(7, 7))
+
+    await Kit().test_behind_a_snapshot_it_goes_on_as_before()
 
 
 async def test_the_text_is_that_of_the_executor_inside() -> None:

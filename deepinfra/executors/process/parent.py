@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import Process, TaskGroup
 
 from deepinfra.core.ids import BlockId
-from deepinfra.core.kv import FRAME_NBYTES, KVLayout
+from deepinfra.core.kv import KVLayout
 from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.errors import DeepinfraError, ExecutorLost, ModelError, StepFailed
@@ -112,7 +112,7 @@ class ProcessExecutor(Executor):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        stride = FRAME_NBYTES + self.layout.block_nbytes
+        stride = self.layout.slot_nbytes
         with _shared_memory(self._num_slots * stride) as (fd, staging):
             async with _spawned(self._command, fd) as (process, channel):
                 child = _Child(process, channel, self._step_timeout_s)
