@@ -9,6 +9,7 @@ import typer
 
 from deepinfra import __version__
 from deepinfra.cli import bench, chat, check_plugin, doctor, explain, generate, plugins, profile, pull, recipe, serve
+from deepinfra.cli.cache import cache
 from deepinfra.cli.failures import sentence_for
 
 __all__ = ("app", "main")
@@ -31,6 +32,7 @@ app.command("check-plugin")(check_plugin.check_plugin)
 app.command("doctor")(doctor.doctor)
 app.command("profile")(profile.profile)
 app.add_typer(bench.bench, name="bench")
+app.add_typer(cache, name="cache")
 app.add_typer(recipe.recipe, name="recipe")
 
 
