@@ -118,7 +118,10 @@ class Exchange:
 
     @property
     def _extension(self) -> Extension:
-        return Extension(seed=self._streams[0].seed, cached=self._usage.cached)
+        explanation = self._streams[0].explanation
+        if explanation is not None and self._record.key == "-":  # without keys, callers share a tenant with anybody
+            explanation = explanation.without_text()
+        return Extension(seed=self._streams[0].seed, cached=self._usage.cached, explanation=explanation)
 
     async def _deliver(self) -> None:
         """Every prompt's events, as they come; errors are kept, so that they leave the engine's contexts unwrapped."""

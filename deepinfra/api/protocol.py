@@ -6,7 +6,7 @@ bytes ─► parse_object ─► protocol.parse ─► Call ─► engine ─►
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from deepinfra.api.errors import WireError
@@ -14,8 +14,20 @@ from deepinfra.core.conversation import JsonValue
 from deepinfra.core.events import Event
 from deepinfra.core.kv import Traffic
 from deepinfra.core.request import PUBLIC, CachedTokens, GenerateRequest, Usage
+from deepinfra.engine.explain import Explanation
 
-__all__ = ("Call", "Extension", "Fold", "Frame", "Head", "Json", "Received", "WireProtocol", "Writer")
+__all__ = (
+    "Call",
+    "Extension",
+    "Fold",
+    "Frame",
+    "Head",
+    "Json",
+    "Received",
+    "WireProtocol",
+    "Writer",
+    "explanation_json",
+)
 
 Json: TypeAlias = dict[str, JsonValue]
 """A JSON object on its way out."""
@@ -66,18 +78,35 @@ class Extension:
 
     seed: int
     cached: CachedTokens
+    explanation: Explanation | None = None
 
     def json(self) -> Json:
         """`seed` reproduces the answer; `cached_tokens` are prompt tokens not computed, by tier.
 
         `cached_age_s` are seconds since the oldest of a tier's records was saved; the device and stores that do not
-        know are left out.
+        know are left out. `explain` is there if a header asked for it: why no more of the first prompt was found.
         """
+        explained: Json = {} if self.explanation is None else {"explain": explanation_json(self.explanation)}
         return {
             "seed": self.seed,
             "cached_tokens": {"device": self.cached.device, **self.cached.store},
             "cached_age_s": {tier: round(age_s, 3) for tier, age_s in self.cached.age_s.items()},
+            **explained,
         }
+
+
+def explanation_json(explanation: Explanation) -> Json:
+    """An explanation as an object."""
+    differs = explanation.differs
+    return {
+        "why": explanation.why,
+        "words": explanation.words,
+        "prompt_tokens": explanation.prompt_tokens,
+        "held_tokens": explanation.held_tokens,
+        "block_size": explanation.block_size,
+        "tiers": [{"tier": hit.tier, "blocks": hit.count, "age_s": round(hit.age_s, 3)} for hit in explanation.tiers],
+        "differs": None if differs is None else asdict(differs),
+    }
 
 
 class Fold(Protocol):
