@@ -11,7 +11,7 @@ from deepinfra.executors.torch.kv import PagedKV
 __all__ = ("attend",)
 
 
-def attend(queries: Tensor, kv: PagedKV, layer: int, batch: Batch, window: int) -> Tensor:
+def attend(queries: Tensor, kv: PagedKV, layer: int, batch: Batch, window: int, sinks: Tensor | None = None) -> Tensor:
     """Attend every row of a step to the positions its sequence has so far.
 
     The query heads of one key-value head are folded into its rows, so that a decoding row is a matrix of several rows:
@@ -23,6 +23,7 @@ def attend(queries: Tensor, kv: PagedKV, layer: int, batch: Batch, window: int) 
         layer: Which of its layers.
         batch: The step.
         window: The layer's window; 0 = none.
+        sinks: `[heads]` in float32, logits that take part in softmax without a value.
 
     Returns:
         `[rows, heads * head_dim]`.
@@ -47,5 +48,9 @@ def attend(queries: Tensor, kv: PagedKV, layer: int, batch: Batch, window: int) 
             weights = torch.softmax(scores, -1, dtype=torch.float32).to(queries.dtype)
             mixed = torch.bmm(weights, values.view(kv_heads * seqs, -1, dim))
             mixed = mixed.view(kv_heads, seqs, folded, width, dim)
+            if sinks is not None:  # softmax with one more logit is softmax times what is left of one
+                total = torch.logsumexp(scores.float(), -1).view(kv_heads, seqs, folded, width)
+                share = torch.sigmoid(total - sinks.view(kv_heads, 1, folded, 1))
+                mixed = mixed * share.unsqueeze(-1).to(mixed.dtype)
             result[:, tile.first : tile.last] = mixed.permute(1, 3, 0, 2, 4)
     return out.view(rows, heads * dim)

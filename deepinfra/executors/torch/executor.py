@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Literal, Self
 import anyio
 
 from deepinfra.core.ids import BlockId
-from deepinfra.core.kv import FRAME_NBYTES, KVGroup, KVLayout
+from deepinfra.core.kv import KVGroup, KVLayout
 from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.errors import ConfigError, ExecutorError, ExecutorLost, UnsupportedModelError
 from deepinfra.executors.torch.config import decoder_config
-from deepinfra.executors.torch.plan import MemoryPlan, available_nbytes, check_fits, plan_memory
+from deepinfra.executors.torch.decoder import DecoderConfig
+from deepinfra.executors.torch.plan import MemoryPlan, available_nbytes, check_fits, plan_memory, window_reach
 from deepinfra.executors.torch.weights.headers import check_headers
 from deepinfra.executors.torch.worker import Job, Worker
 from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
@@ -86,7 +87,7 @@ class _Memory(KVMemory):
 
 
 class TorchExecutor(Executor):
-    """Runs decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, SmolLM) with PyTorch on the CPU.
+    """Runs decoders (Llama, SmolLM, Mistral, Qwen2, Qwen3, Gemma 3, gpt-oss) with PyTorch on the CPU.
 
     The constructor reads the model's headers only and refuses, by name, whatever the model needs that is not
     implemented. Weights are read, and torch is imported, inside `async with`. Steps run on one thread of its own in the
@@ -138,13 +139,7 @@ class TorchExecutor(Executor):
         self._block_size, self._max_step_tokens, self._max_seqs = block_size, max_step_tokens, max_seqs
         self._max_context = max_context or most
         self._threads, self._num_slots = threads, num_slots
-        per_token = self._config.kv_nbytes_per_token(_ITEMSIZE[self._dtype])
-        group = KVGroup(
-            name="attention", kind="full", layers=tuple(range(self._config.num_layers)), nbytes_per_token=per_token
-        )
-        self._layout = KVLayout(
-            block_size=block_size, block_nbytes=per_token * block_size, dtype=self._dtype, groups=(group,)
-        )
+        self._layout = _layout(self._config, self._dtype, block_size)
         self._staging: memoryview | None = None
         self._weights = ""
         self._plan: MemoryPlan | None = None
@@ -156,7 +151,11 @@ class TorchExecutor(Executor):
 
     @property
     def layout(self) -> KVLayout:
-        """See `Executor.layout`. Payloads are `[layers, k|v, positions, kv_heads, head_dim]`."""
+        """See `Executor.layout`. Payloads are `[layers, k|v, positions, kv_heads, head_dim]`.
+
+        A block has the layers that see everything, a snapshot the last positions of the others. A model where every
+        layer slides has blocks only: a mask hides what is too old.
+        """
         return self._layout
 
     @property
@@ -199,11 +198,11 @@ class TorchExecutor(Executor):
     @property
     def staging_nbytes(self) -> int:
         """Bytes of all staging slots."""
-        return self._num_slots * (FRAME_NBYTES + self._layout.block_nbytes)
+        return self._num_slots * self._layout.slot_nbytes
 
     def use_staging(self, buffer: memoryview) -> None:
         """See `Executor.use_staging`."""
-        slots, rest = divmod(buffer.nbytes, FRAME_NBYTES + self._layout.block_nbytes)
+        slots, rest = divmod(buffer.nbytes, self._layout.slot_nbytes)
         if rest or not slots:
             raise ExecutorError(f"{buffer.nbytes} bytes are no whole number of staging slots")
         self._staging, self._num_slots = buffer, slots
@@ -239,8 +238,7 @@ class TorchExecutor(Executor):
         buffer = self._staging if self._staging is not None else memoryview(bytearray(self.staging_nbytes))
         worker = Worker("deepinfra-torch")
         try:
-            stride = FRAME_NBYTES + self._layout.block_nbytes
-            memory = _Memory(buffer, self._num_slots, stride, worker)
+            memory = _Memory(buffer, self._num_slots, self._layout.slot_nbytes, worker)
             self._run = await worker.post(lambda: self._load(plan, memory, worker)).wait()
             self._plan, self._memory, self._worker = plan, memory, worker
             yield self
@@ -272,6 +270,7 @@ class TorchExecutor(Executor):
             self._config,
             dtype=self._dtype,
             num_blocks=plan.num_blocks,
+            num_pages=plan.num_pages,
             block_size=self._block_size,
             threads=self._threads,
             slot=memory.slot,
@@ -279,6 +278,24 @@ class TorchExecutor(Executor):
             checkpoint=checkpoint,
         )
         return runner.run
+
+
+def _layout(config: DecoderConfig, dtype: Dtype, block_size: int) -> KVLayout:
+    itemsize = _ITEMSIZE[dtype]
+    layer = config.layer_nbytes_per_token(itemsize)
+    paged, sliding, window = config.paged, config.sliding, config.window
+    groups = [KVGroup(name="attention", kind="full", layers=paged, nbytes_per_token=len(paged) * layer)]
+    if sliding:
+        nbytes = len(sliding) * layer
+        groups.append(KVGroup(name="window", kind="window", layers=sliding, nbytes_per_token=nbytes, window=window))
+    return KVLayout(
+        block_size=block_size,
+        block_nbytes=len(paged) * layer * block_size,
+        dtype=dtype,
+        groups=tuple(groups),
+        snapshot_nbytes=window * len(sliding) * layer,
+        snapshot_reach=window_reach(block_size) if sliding else 0,
+    )
 
 
 def _processor() -> str:

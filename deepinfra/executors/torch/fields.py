@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ("HARMLESS", "ONLY_AT", "READ")
+__all__ = ("HARMLESS", "ONLY_AT", "READ", "READ_BY_FAMILY")
 
 # Fields that change nothing about what the model computes when it serves: provenance, training, generation defaults
 # (a request decides those), and how some other program loads it.
@@ -19,6 +19,7 @@ HARMLESS: Final = frozenset(
         "bad_words_ids",
         "begin_suppress_tokens",
         "bos_token_id",
+        "cache_implementation",
         "chunk_size_feed_forward",
         "decoder_start_token_id",
         "diversity_penalty",
@@ -33,6 +34,7 @@ HARMLESS: Final = frozenset(
         "forced_eos_token_id",
         "gradient_checkpointing",
         "id2label",
+        "initial_context_length",
         "initializer_range",
         "is_llama_config",
         "label2id",
@@ -45,6 +47,7 @@ HARMLESS: Final = frozenset(
         "num_return_sequences",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "output_scores",
         "pad_token_id",
         "prefix",
@@ -54,6 +57,7 @@ HARMLESS: Final = frozenset(
         "repetition_penalty",
         "return_dict",
         "return_dict_in_generate",
+        "router_aux_loss_coef",
         "sep_token_id",
         "suppress_tokens",
         "task_specific_params",
@@ -94,19 +98,17 @@ ONLY_AT: Final[Mapping[str, tuple[object, ...]]] = {
     "residual_multiplier": (1, 1.0),
     "rope_interleaved": (False,),
     "tie_encoder_decoder": (False,),
+    "use_bidirectional_attention": (False,),
 }
 
 READ: Final = frozenset(
     [
         "attention_bias",
         "head_dim",
-        "hidden_act",
         "hidden_size",
         "intermediate_size",
         "layer_types",
         "max_position_embeddings",
-        "max_window_layers",
-        "mlp_bias",
         "model_type",
         "num_attention_heads",
         "num_hidden_layers",
@@ -118,7 +120,34 @@ READ: Final = frozenset(
         "rope_theta",
         "sliding_window",
         "tie_word_embeddings",
-        "use_sliding_window",
         "vocab_size",
     ]
 )
+
+_LLAMA = frozenset(["hidden_act", "max_window_layers", "mlp_bias", "use_sliding_window"])
+
+READ_BY_FAMILY: Final[Mapping[str, frozenset[str]]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "gemma3_text": frozenset(
+        [
+            "_sliding_window_pattern",
+            "hidden_activation",
+            "query_pre_attn_scalar",
+            "rope_local_base_freq",
+            "sliding_window_pattern",
+        ]
+    ),
+    "gpt_oss": frozenset(
+        [
+            "experts_per_token",
+            "hidden_act",
+            "num_experts_per_tok",
+            "num_local_experts",
+            "swiglu_alpha",
+            "swiglu_limit",
+        ]
+    ),
+}

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import torch
 
-from deepinfra.executors.torch.config import DecoderConfig
-from deepinfra.executors.torch.families.llama import Llama
+from deepinfra.executors.torch.decoder import DecoderConfig
+from deepinfra.executors.torch.families.decoder import Decoder
 from deepinfra.executors.torch.kv import PagedKV
 from deepinfra.executors.torch.ops import warm_allocator
 from deepinfra.executors.torch.runner import Runner
 from deepinfra.executors.torch.weights.read import WeightReader
+from deepinfra.executors.torch.windows import Windows
 from deepinfra.models import TensorSource
 
 __all__ = ("load",)
@@ -23,6 +24,7 @@ def load(
     *,
     dtype: str,
     num_blocks: int,
+    num_pages: int,
     block_size: int,
     threads: int | None,
     slot: Callable[[int], memoryview],
@@ -35,6 +37,7 @@ def load(
     warm_allocator()
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     with torch.inference_mode():
-        model = Llama(config, WeightReader(tensors, kind, checkpoint), kind)
+        model = Decoder(config, WeightReader(tensors, kind, checkpoint), kind)
         kv = PagedKV(config, kind, num_blocks, block_size)
-    return Runner(model, kv, slot, now, kind), kv
+        windows = Windows(config, kind, num_pages, block_size) if config.sliding else None
+    return Runner(model, kv, windows, slot, now, kind), kv

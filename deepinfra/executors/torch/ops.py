@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ("Linear", "packs", "rms_norm", "rotate", "silu_mul", "warm_allocator")
+__all__ = ("Linear", "gelu_mul", "packs", "rms_norm", "rotate", "silu_mul", "warm_allocator")
 
 _PACK_ROWS = 8
 """Rows the packed layout is tuned for. Measured on an AVX-512 BF16 machine: as fast as any other hint from 1 to 512."""
@@ -48,7 +48,9 @@ class Linear:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square normalisation over the last dimension."""
+    """Root-mean-square normalisation over the last dimension; in the weight's type, if that is another than `x`'s."""
+    if weight.dtype != x.dtype:
+        return F.rms_norm(x.to(weight.dtype), (x.shape[-1],), None, eps).mul_(weight).to(x.dtype)
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
@@ -61,6 +63,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up` of `[rows, 2 * inner]`."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` of `[rows, 2 * inner]`, by the approximation with tanh."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def warm_allocator() -> None:

@@ -8,12 +8,32 @@ from typing import NamedTuple
 
 from deepinfra.core.kv import FRAME_NBYTES
 from deepinfra.errors import ResourceError
-from deepinfra.executors.torch.config import DecoderConfig
+from deepinfra.executors.torch.decoder import DecoderConfig
 
-__all__ = ("MemoryPlan", "available_nbytes", "check_fits", "plan_memory")
+__all__ = ("MemoryPlan", "available_nbytes", "check_fits", "plan_memory", "window_pages", "window_reach")
 
 _KV_CAP = 4 * 2**30
 """Bytes of KV that `auto` never exceeds: a laptop's owner wants the rest of the memory for other programs."""
+
+
+_DRAFTS = 32
+"""The most drafts that a speculator of ours gives in one step."""
+
+
+def window_reach(block_size: int) -> int:
+    """Positions that windows keep beyond what layers see, so that a snapshot can be taken that far back."""
+    return 2 * block_size + _DRAFTS
+
+
+def window_pages(config: DecoderConfig, block_size: int, max_seqs: int, max_step_tokens: int) -> int:
+    """Pages that are enough for `max_seqs` sequences and any step; 0 if no layer has a window of its own.
+
+    Between steps a sequence holds what its window and the reach touch; within one, the step's rows too.
+    """
+    if not config.sliding:
+        return 0
+    kept = -(-(config.window + window_reach(block_size)) // block_size) + 1
+    return max_seqs * (kept + 1) + -(-max_step_tokens // block_size)
 
 
 class MemoryPlan(NamedTuple):
@@ -27,6 +47,8 @@ class MemoryPlan(NamedTuple):
     num_blocks: int
     free_nbytes: int
     why: str
+    num_pages: int
+    windows_nbytes: int
 
     @property
     def kv_nbytes(self) -> int:
@@ -36,13 +58,15 @@ class MemoryPlan(NamedTuple):
     @property
     def total_nbytes(self) -> int:
         """Everything together."""
-        return self.weights_nbytes + self.workspace_nbytes + self.staging_nbytes + self.kv_nbytes
+        parts = (self.weights_nbytes, self.workspace_nbytes, self.staging_nbytes, self.kv_nbytes, self.windows_nbytes)
+        return sum(parts)
 
     def __str__(self) -> str:
+        windows = f"windows {_mib(self.windows_nbytes)} + " if self.windows_nbytes else ""
         return (
             f"weights {_mib(self.weights_nbytes)} + KV {_mib(self.kv_nbytes)} ({self.num_blocks} blocks, "
-            f"{self.kv_nbytes_per_token / 1024:g} KiB a token; {self.why}) + staging {_mib(self.staging_nbytes)} + "
-            f"workspace {_mib(self.workspace_nbytes)} = {_mib(self.total_nbytes)} of {_mib(self.free_nbytes)} free"
+            f"{self.kv_nbytes_per_token / 1024:g} KiB a token; {self.why}) + {windows}"
+            f"staging {_mib(self.staging_nbytes)} + workspace {_mib(self.workspace_nbytes)} = {_mib(self.total_nbytes)} of {_mib(self.free_nbytes)} free"
         )
 
 
@@ -88,17 +112,20 @@ def plan_memory(
     workspace = max_step_tokens * row * itemsize + scores + max_seqs * config.vocab_size * (4 + itemsize)
     per_token = config.kv_nbytes_per_token(itemsize)
     block = per_token * block_size
-    staging = num_slots * (FRAME_NBYTES + block)
+    window_token = len(config.sliding) * config.layer_nbytes_per_token(itemsize)
+    pages = window_pages(config, block_size, max_seqs, max_step_tokens)
+    windows = pages * block_size * window_token
+    staging = num_slots * (FRAME_NBYTES + max(block, config.window * window_token))
     why = "as configured"
     if num_blocks is None:
         useful = max_seqs * -(-max_context // block_size)
         room = {
             f"{max_seqs} sequences of {max_context} tokens": useful,
             f"at most {_mib(_KV_CAP)}": _KV_CAP // block,
-            "half of the memory left": max(0, free_nbytes - weights - workspace - staging) // 2 // block,
+            "half of the memory left": max(0, free_nbytes - weights - workspace - staging - windows) // 2 // block,
         }
         why, num_blocks = min(room.items(), key=lambda pair: pair[1])
-    return MemoryPlan(weights, workspace, staging, per_token, block, num_blocks, free_nbytes, why)
+    return MemoryPlan(weights, workspace, staging, per_token, block, num_blocks, free_nbytes, why, pages, windows)
 
 
 def check_fits(plan: MemoryPlan, block_size: int) -> None:

@@ -16,6 +16,7 @@ from deepinfra.core.step import (
     SeqFailure,
     SeqOpen,
     SeqOutput,
+    Snapshot,
     StepPlan,
     StepResult,
     TokenProbs,
@@ -23,17 +24,18 @@ from deepinfra.core.step import (
 )
 from deepinfra.errors import ExecutorError, StepFailed
 from deepinfra.executors.torch.batch import Batch, Rows, build_batch
-from deepinfra.executors.torch.families.llama import Llama
+from deepinfra.executors.torch.families.decoder import Decoder
 from deepinfra.executors.torch.kv import PagedKV
 from deepinfra.executors.torch.sampler import Drawn, Row, sample
+from deepinfra.executors.torch.windows import Window, Windows
 
 __all__ = ("Runner",)
 
 
 class _Seq:
-    """An open sequence: its tokens so far and its block table."""
+    """An open sequence: its tokens so far, its block table, its window from its first item on."""
 
-    __slots__ = ("_buffer", "epoch", "error", "length", "opened", "table")
+    __slots__ = ("_buffer", "epoch", "error", "length", "opened", "table", "window")
 
     def __init__(self, opened: SeqOpen, error: str) -> None:
         self.opened, self.error = opened, error
@@ -41,6 +43,7 @@ class _Seq:
         self.length = len(opened.tokens)
         self._buffer = np.array(opened.tokens, np.int64)
         self.table = list(opened.blocks)
+        self.window: Window | None = None
 
     @property
     def tokens(self) -> NDArray[np.int64]:
@@ -67,21 +70,23 @@ class Runner:
 
     Args:
         model: With its weights.
-        kv: Its memory.
+        kv: Its blocks.
+        windows: Its sequences' windows, if it has layers that keep them.
         slot: Gives a staging slot's bytes.
         now: Seconds, for `StepResult.seconds`.
     """
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         kv: PagedKV,
+        windows: Windows | None,
         slot: Callable[[int], memoryview],
         now: Callable[[], float],
         dtype: torch.dtype,
     ) -> None:
         self._model, self._kv, self._slot, self._now, self._dtype = model, kv, slot, now, dtype
-        self._windows = tuple(sorted(set(model.config.windows)))
+        self._windows, self._sizes = windows, tuple(sorted(set(model.config.windows)))
         self._seqs: dict[SeqId, _Seq] = {}
         # Blocks that may hold numbers that are not finite; zeroed before another sequence writes to them.
         self._tainted: set[int] = set()
@@ -110,10 +115,15 @@ class Runner:
         return StepResult(plan.step, outputs, self._now() - began, tuple(failed))
 
     def _apply(self, plan: StepPlan) -> None:
+        bad = {snapshot.seq: why for snapshot in plan.snapshots if (why := self._snapshot(snapshot))}
         for closed in plan.closed:
-            self._seqs.pop(closed, None)
+            self._close(closed)
+        starts = {(item.seq, item.epoch): item.start for item in reversed(plan.items)}
         for opened in plan.opened:
-            self._seqs[opened.seq] = _Seq(opened, self._why_not(opened))
+            self._close(opened.seq)
+            new = self._seqs[opened.seq] = _Seq(opened, self._why_not(opened))
+            if opened.restore >= 0:
+                new.error = new.error or self._restore(new, starts.get((opened.seq, opened.epoch)))
         for item in plan.items:
             seq = self._seqs.get(item.seq)
             if item.blocks and seq is not None and seq.epoch == item.epoch:
@@ -124,7 +134,27 @@ class Runner:
             self._kv.fill(fill, self._slot(fill.slot))
             self._tainted.discard(fill.block)
         if plan.placement is not None:
-            raise ValueError("a dense model has no experts to place")
+            raise ValueError("this executor does not place experts")
+        if bad:
+            raise StepFailed(list(bad), "; ".join(bad.values()))
+
+    def _snapshot(self, snapshot: Snapshot) -> str:
+        """Take one; or say why not."""
+        seq = self._seqs.get(snapshot.seq)
+        if seq is None or seq.epoch != snapshot.epoch or seq.window is None or self._windows is None:
+            return f"sequence {snapshot.seq} has no window in epoch {snapshot.epoch}"
+        return seq.error or self._windows.snapshot(seq.window, snapshot.position, self._slot(snapshot.slot))
+
+    def _restore(self, seq: _Seq, start: int | None) -> str:
+        if start is None or self._windows is None:
+            return "a snapshot is restored for the first item of a sequence of a model with windows"
+        seq.window = self._windows.restore(start, self._slot(seq.opened.restore))
+        return ""
+
+    def _close(self, name: SeqId) -> None:
+        seq = self._seqs.pop(name, None)
+        if seq is not None and seq.window is not None and self._windows is not None:
+            self._windows.close(seq.window, clear=bool(seq.error))
 
     def _clear_tainted(self, blocks: Sequence[int]) -> None:
         if tainted := self._tainted.intersection(blocks):
@@ -160,19 +190,26 @@ class Runner:
             raise StepFailed([item.seq], why)
         if end > self._model.config.max_positions or end > len(seq.table) * self._kv.block_size:
             raise StepFailed([item.seq], f"position {end - 1} has no block, or is beyond the model's positions")
+        if self._windows is not None:
+            seq.window = seq.window or self._windows.open(item.start)
+            if why := self._windows.why_not(seq.window, item.start):
+                raise StepFailed([item.seq], why)
         tokens = seq.tokens[item.start : end]
         if item.drafts:
             # A draft outside the vocabulary is never accepted; any token stands in for it.
             vocab = self._model.config.vocab_size
             guesses = [draft if 0 <= draft < vocab else 0 for draft in item.drafts]
             tokens = np.concatenate((tokens, np.array(guesses, np.int64)))
-        return _Work(item, seq, Rows(tokens, item.start, item.write_from, seq.table))
+        return _Work(item, seq, Rows(tokens, item.start, item.write_from, seq.table, seq.window))
 
     def _compute(
         self, work: Sequence[_Work], masks: Callable[[], MaskRows] | None, failed: list[SeqFailure]
     ) -> tuple[SeqOutput, ...]:
-        batch = build_batch([one.rows for one in work], self._kv, self._windows, self._dtype)
-        hidden = self._model.forward(batch, self._kv)
+        for one in work:
+            if self._windows is not None and one.seq.window is not None:
+                self._windows.reserve(one.seq.window, one.item.start + one.item.length)
+        batch = build_batch([one.rows for one in work], self._kv, self._sizes, self._dtype, self._windows)
+        hidden = self._model.forward(batch)
         finite = torch.isfinite(hidden.sum(-1)).tolist()
         sampling: list[int] = []  # rows that sample, each item's together
         rows: list[Row] = []
@@ -224,6 +261,10 @@ class Runner:
                 failed.append(SeqFailure(item.seq, why))
                 continue
             one.seq.append(tokens)
+            if self._windows is not None and one.seq.window is not None:
+                # The last token that was sampled has no KV yet; neither has what follows a draft that was wrong.
+                end = one.seq.length - 1 if item.samples else item.start + item.length
+                self._windows.trim(one.seq.window, end)
             outputs.append(SeqOutput(item.seq, item.epoch, tuple(tokens), tuple(probs)))
         return tuple(outputs)
 

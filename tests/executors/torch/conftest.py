@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+
+from deepinfra.executors.torch.batch import Rows, build_batch
+from deepinfra.executors.torch.config import decoder_config
+from deepinfra.executors.torch.families.decoder import Decoder
+from deepinfra.executors.torch.kv import PagedKV
+from deepinfra.executors.torch.plan import window_pages
+from deepinfra.executors.torch.weights.read import WeightReader
+from deepinfra.executors.torch.windows import Window, Windows
+from deepinfra.models import open_model
 
 torch.set_num_threads(1)  # matrices of a few rows, on a machine that runs other tests too
 
@@ -84,7 +95,54 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", {"rope_parameters": ROPE, "head_dim": 24, "tie_word_embeddings": True}),
     "mistral": ("Mistral", {"rope_parameters": ROPE, "sliding_window": 13, "head_dim": 16}),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "sliding_window": 8,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "num_hidden_layers": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
+    "gemma3-wide": (
+        "Gemma3Text",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 90,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 10,
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150_000.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
 }
+
+HYBRIDS = ("gemma3", "gpt-oss")
 
 
 @pytest.fixture(params=list(FAMILIES))
@@ -92,6 +150,58 @@ def family(request: pytest.FixtureRequest) -> str:
     """Every kind of model, one after the other."""
     name: str = request.param
     return name
+
+
+@pytest.fixture(params=HYBRIDS)
+def hybrid(request: pytest.FixtureRequest) -> str:
+    """Models that have layers with a window of their own beside layers that see everything."""
+    name: str = request.param
+    return name
+
+
+class Passes:
+    """A decoder and one sequence of it, computed by forward passes of the test's choice; gives logits of every row.
+
+    Attributes:
+        kv: Blocks; another one of the same model may share them.
+        windows: Where it keeps windows, if the model has such layers.
+        window: The sequence's.
+    """
+
+    def __init__(self, path: Path, *, kv: PagedKV | None = None, block_size: int = 4, max_tokens: int = 512) -> None:
+        model = open_model(str(path))
+        self.config = decoder_config(model.config)
+        with torch.inference_mode():
+            self.decoder = Decoder(self.config, WeightReader(model.tensors, torch.float32, lambda: None), torch.float32)
+            blocks = max_tokens // block_size
+            self.kv = kv or PagedKV(self.config, torch.float32, blocks, block_size)
+            self.table = random.Random(1).sample(range(blocks), blocks)
+            self.windows = None
+            if self.config.sliding:
+                pages = window_pages(self.config, block_size, 1, max_tokens)
+                self.windows = Windows(self.config, torch.float32, pages, block_size)
+        self.window: Window | None = None
+
+    def __call__(self, tokens: Sequence[int], start: int = 0, write_from: int = 0) -> torch.Tensor:
+        """Logits `[rows, vocab]` of `tokens` from position `start`."""
+        with torch.inference_mode():
+            end = start + len(tokens)
+            if self.windows is not None:
+                self.window = self.window or self.windows.open(start)
+                assert not self.windows.why_not(self.window, start)
+                self.windows.reserve(self.window, end)
+            rows = Rows(np.array(tokens, np.int64), start, write_from, self.table, self.window)
+            sizes = sorted(set(self.config.windows))
+            hidden = self.decoder.forward(build_batch([rows], self.kv, sizes, torch.float32, self.windows))
+            if self.windows is not None and self.window is not None:
+                self.windows.trim(self.window, end)
+            return self.decoder.logits(hidden)
+
+
+@pytest.fixture(scope="session")
+def passes() -> type[Passes]:
+    """The class, which tests cannot import."""
+    return Passes
 
 
 @pytest.fixture(scope="session")
@@ -104,11 +214,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
             family, changes = FAMILIES[name]
             torch.manual_seed(sum(name.encode()))
             config = getattr(transformers, f"{family}Config")(**{**SHAPE, **changes})
-            model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+            model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
             with torch.no_grad():
                 for key, value in model.named_parameters():
-                    if key.endswith(("bias", "norm.weight")):  # initialised to what has no effect
-                        value.add_(torch.randn_like(value) * 0.2)
+                    if key.endswith(("bias", "norm.weight", "sinks")):  # initialised to what has little effect
+                        value.add_(torch.randn_like(value) * (1.0 if key.endswith("sinks") else 0.2))
             path = tmp_path_factory.mktemp(name)
             model.save_pretrained(path)
             known[name] = (path, model)

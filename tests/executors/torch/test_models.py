@@ -10,12 +10,6 @@ import torch
 
 from deepinfra.errors import UnsupportedModelError
 from deepinfra.executors.torch import TorchExecutor
-from deepinfra.executors.torch.batch import Rows, build_batch
-from deepinfra.executors.torch.config import decoder_config
-from deepinfra.executors.torch.families.llama import Llama
-from deepinfra.executors.torch.kv import PagedKV
-from deepinfra.executors.torch.weights.read import WeightReader
-from deepinfra.models import open_model
 from deepinfra.testing.host import Host
 
 
@@ -33,17 +27,11 @@ def oracle(model: Any, prompt: list[int], new: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def test_logits_of_every_position_equal_those_of_transformers(family: str, made: Any) -> None:
+def test_logits_of_every_position_equal_those_of_transformers(family: str, made: Any, passes: Any) -> None:
     path, reference = made(family)
-    model = open_model(str(path))
-    config = decoder_config(model.config)
     (prompt,) = prompts(1, 100)
+    ours = passes(path)(prompt)
     with torch.inference_mode():
-        decoder = Llama(config, WeightReader(model.tensors, torch.float32, lambda: None), torch.float32)
-        kv = PagedKV(config, torch.float32, 30, 4)
-        table = random.Random(1).sample(range(30), 25)
-        batch = build_batch([Rows(torch.tensor(prompt).numpy(), 0, 0, table)], kv, config.windows, torch.float32)
-        ours = decoder.logits(decoder.forward(batch, kv))
         theirs = reference(torch.tensor([prompt])).logits[0]
     assert theirs.std() > 0.5, "logits so flat that nothing is shown"
     assert (ours - theirs).abs().max() <= 1e-3
@@ -64,8 +52,9 @@ async def test_greedy_text_equals_that_of_transformers_whatever_the_chunk(family
                 await host.step()
 
 
-async def test_a_mix_of_eight_gives_each_what_it_gets_alone(made: Any) -> None:
-    path, reference = made("mistral")
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt-oss"])
+async def test_a_mix_of_eight_gives_each_what_it_gets_alone(name: str, made: Any) -> None:
+    path, reference = made(name)
     texts = prompts(8, 5)
     expected = [oracle(reference, prompt, 10) for prompt in texts]
     async with TorchExecutor(str(path), dtype="float32", num_blocks=128, block_size=4, threads=1) as executor:

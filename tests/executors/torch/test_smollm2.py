@@ -13,7 +13,7 @@ from deepinfra.core.sampling import SamplingParams
 from deepinfra.executors.torch import TorchExecutor
 from deepinfra.executors.torch.batch import Rows, build_batch
 from deepinfra.executors.torch.config import decoder_config
-from deepinfra.executors.torch.families.llama import Llama
+from deepinfra.executors.torch.families.decoder import Decoder
 from deepinfra.executors.torch.kv import PagedKV
 from deepinfra.executors.torch.weights.read import WeightReader
 from deepinfra.models import Model, open_model
@@ -81,11 +81,11 @@ def test_logits_over_the_whole_vocabulary_equal_those_of_transformers(model: Mod
     config = decoder_config(model.config)
     tokens = model.tokenizer().encode(" ".join(PROMPTS)).ids
     with torch.inference_mode():
-        decoder = Llama(config, WeightReader(model.tensors, torch.float32, lambda: None), torch.float32)
+        decoder = Decoder(config, WeightReader(model.tensors, torch.float32, lambda: None), torch.float32)
         kv = PagedKV(config, torch.float32, 40, 16)
         rows = Rows(np.array(tokens, np.int64), 0, 0, list(range(-(-len(tokens) // 16))))
         batch = build_batch([rows], kv, config.windows, torch.float32)
-        ours = decoder.logits(decoder.forward(batch, kv))
+        ours = decoder.logits(decoder.forward(batch))
         theirs = reference(torch.tensor([tokens])).logits[0]
     assert (ours - theirs).abs().max() <= 1e-3
 

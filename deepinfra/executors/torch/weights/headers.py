@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from deepinfra.errors import ModelError, UnsupportedModelError
-from deepinfra.executors.torch.config import DecoderConfig
+from deepinfra.executors.torch.decoder import DecoderConfig
 from deepinfra.models import TensorSource
 
 __all__ = ("check_headers",)

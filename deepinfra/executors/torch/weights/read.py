@@ -37,6 +37,11 @@ class WeightReader:
         mapped = torch.frombuffer(self._tensors.raw(name), dtype=plain).view(info.shape)
         return mapped.to(self._dtype, copy=True)
 
+    def norm(self, name: str, offset: float) -> Tensor:
+        """A normalisation's weight; with an offset in float32, since small weights would vanish beside it."""
+        weight = self.tensor(name)
+        return weight.float() + offset if offset else weight
+
     def linear(self, *names: str, bias: bool) -> Linear:
         """One linear whose outputs are those of `names`, side by side."""
         weights = [self.tensor(f"{name}.weight") for name in names]
