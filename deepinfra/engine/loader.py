@@ -47,7 +47,10 @@ class Loader:
     async def run(self, live: Live, source: Source, done: Callable[[], None]) -> None:
         """Load what `source` has beyond the device's own prefix; `done` is called after each round."""
         keys = live.keys
-        index = len(self._blocks.match(keys))
+        begun = self._blocks.match(keys)
+        self._blocks.share(begun)  # used last from now on: what is loaded behind them does not take their memory
+        self._blocks.release(begun)
+        index = len(begun)
         while index < len(source.refs) and not live.over:
             leave = 1 if self._slots.num_slots > 1 else 0
             taken = self._slots.take(min(len(source.refs) - index, max(1, self._slots.num_slots // 2)), leave=leave)

@@ -87,6 +87,17 @@ async def test_a_restarted_engine_finds_the_prompt_in_its_store(tmp_path: Path) 
     assert end_of(second).usage.cached.store == {"ssd": 19}
 
 
+@pytest.mark.parametrize("num_blocks", [22, 24, 26, 28])
+async def test_a_load_does_not_take_the_memory_of_the_beginning_that_is_on_the_device(num_blocks: int) -> None:
+    async with Engine(TinyRecipe(), pool(MemoryStore(), num_blocks=num_blocks, block_size=4)) as engine:
+        for prompt in (range(59), range(100, 156), range(59)):  # the second leaves some of the first one's blocks
+            events = await events_of(engine, ask(prompt, 8))
+            await engine.pools[0].settle()
+    cached = end_of(events).usage.cached
+    assert cached.total == 56
+    assert 0 < cached.device < 56
+
+
 async def test_tenants_share_no_cache() -> None:
     async with Engine(TinyRecipe(), pool()) as engine:
         await events_of(engine, ask(range(20), 4, tenant="a"))
