@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from deepinfra.core.kv import KVStats, TierStats
 from deepinfra.engine import Engine
 from deepinfra.engine.stats import EngineStats, HistogramSnapshot, PoolStats
 
@@ -41,7 +42,19 @@ _POOL_GAUGES = (
     ("staging_slots_free", "Host staging slots in nobody's hands.", "slots_free"),
 )
 
-_STORE_COUNTERS = ("hits", "misses", "saved", "dropped", "damaged", "evicted", "expired")
+_STORE_COUNTERS = ("hits", "misses", "saved", "dropped", "damaged", "evicted", "expired", "renewed")
+
+_TIER_COUNTERS = (
+    ("failures", "Calls of a tier that raised or took too long.", "failures"),
+    ("dropped", "Records that a tier never got, because too many waited or it failed.", "dropped"),
+    ("filtered", "Records that a tier was not given because of its admission filter.", "filtered"),
+)
+
+_TIER_GAUGES = (
+    ("up", "1 unless a tier is passed by because it failed.", "up"),
+    ("waiting", "Records that wait to be written to a tier.", "waiting"),
+    ("waiting_bytes", "Bytes of these.", "waiting_nbytes"),
+)
 
 
 class EngineCollector(Collector):
@@ -57,6 +70,7 @@ class EngineCollector(Collector):
         pools = [(model, pool) for model, engine in stats.items() for pool in engine.pools]
         yield from _pools(pools)
         yield from _stores(pools)
+        yield from _tiers(pools)
         yield from _schedulers(pools)
 
 
@@ -123,21 +137,59 @@ def _pools(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
 
 
 def _stores(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
-    labels = ("model", "pool")
-    held = GaugeMetricFamily("deepinfra_store_bytes", "Bytes a store holds and may hold.", labels=(*labels, "what"))
-    records = GaugeMetricFamily("deepinfra_store_records", "Records a store holds.", labels=labels)
+    """Stores as their pools see them; of a tiered one, all tiers together."""
+    stores = [((model, pool.name), pool.store) for model, pool in pools if pool.store is not None]
+    yield from _held("store", "a store", ("model", "pool"), stores)
+
+
+def _tiers(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
+    """Each tier of a tiered store; another store is its own one tier."""
+    labels = ("model", "pool", "tier")
+    tiers = [
+        ((model, pool.name, tier.name), tier)
+        for model, pool in pools
+        if pool.store is not None
+        for tier in (pool.store.tiers or (TierStats(name="+".join(pool.store.by_tier), up=True, held=pool.store),))
+    ]
+    yield from _held("tier", "a tier", labels, [(values, tier.held) for values, tier in tiers])
+    for name, text, field in _TIER_COUNTERS:
+        counter = CounterMetricFamily(f"deepinfra_tier_{name}", text, labels=labels)
+        for values, tier in tiers:
+            counter.add_metric(values, getattr(tier, field))
+        yield counter
+    for name, text, field in _TIER_GAUGES:
+        gauge = GaugeMetricFamily(f"deepinfra_tier_{name}", text, labels=labels)
+        for values, tier in tiers:
+            gauge.add_metric(values, float(getattr(tier, field)))
+        yield gauge
+
+
+def _held(
+    kind: str, what: str, labels: tuple[str, ...], stores: Iterable[tuple[tuple[str, ...], KVStats]]
+) -> Iterator[Family]:
+    held = GaugeMetricFamily(f"deepinfra_{kind}_bytes", f"Bytes {what} holds and may hold.", labels=(*labels, "what"))
+    records = GaugeMetricFamily(f"deepinfra_{kind}_records", f"Records {what} holds.", labels=labels)
     events = CounterMetricFamily(
-        "deepinfra_store_events", "Records of a store, by what became of them.", labels=(*labels, "event")
+        f"deepinfra_{kind}_events", f"Records of {what}, by what became of them.", labels=(*labels, "event")
     )
-    for model, pool in pools:
-        if pool.store is None:
-            continue
-        held.add_metric((model, pool.name, "used"), pool.store.nbytes)
-        held.add_metric((model, pool.name, "capacity"), pool.store.capacity_nbytes)
-        records.add_metric((model, pool.name), pool.store.records)
+    written = CounterMetricFamily(
+        f"deepinfra_{kind}_written_bytes",
+        f"Bytes that {what} wrote when it first saved records, and in all.",
+        labels=(*labels, "what"),
+    )
+    amplification = GaugeMetricFamily(
+        f"deepinfra_{kind}_write_amplification", f"Bytes that {what} wrote per byte first saved.", labels=labels
+    )
+    for values, stats in stores:
+        held.add_metric((*values, "used"), stats.nbytes)
+        held.add_metric((*values, "capacity"), stats.capacity_nbytes)
+        records.add_metric(values, stats.records)
         for event in _STORE_COUNTERS:
-            events.add_metric((model, pool.name, event), getattr(pool.store, event))
-    yield from (held, records, events)
+            events.add_metric((*values, event), getattr(stats, event))
+        written.add_metric((*values, "saved"), stats.saved_nbytes)
+        written.add_metric((*values, "all"), stats.written_nbytes)
+        amplification.add_metric(values, stats.write_amplification)
+    yield from (held, records, events, written, amplification)
 
 
 def _schedulers(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from deepinfra.api.app import asgi
-from deepinfra.engine import Engine
+from deepinfra.core.kv import KVStats, TierStats
+from deepinfra.engine import Engine, Pool
 from deepinfra.engine.stats import EngineStats
+from deepinfra.executors.toy import ToyExecutor
+from deepinfra.kvstores import MemoryStore, SsdStore
+from deepinfra.schedulers.fcfs import Fcfs
 from deepinfra.testing.client import Client
+from deepinfra.testing.tiny import TinyRecipe
 
 CHAT = "/v1/chat/completions"
 
@@ -82,6 +89,26 @@ async def test_what_operators_need_is_there_before_the_first_request(engine: Eng
     } <= names
 
 
+@pytest.mark.parametrize("tier", ["ssd", "ram"])
+async def test_a_store_is_told_of_as_a_whole_and_as_the_tier_it_is(kit: Any, tmp_path: Path, tier: str) -> None:
+    store = SsdStore(tmp_path) if tier == "ssd" else MemoryStore()
+    async with Engine(TinyRecipe(), Pool(Fcfs(), ToyExecutor(num_blocks=64), store=store), name="toy") as engine:
+        client = Client(asgi(engine))
+        assert (await client.post(CHAT, kit.chat("x" * 50)))[0] == 200
+        await engine.pools[0].settle()
+        samples, stats = await scrape(client), store.stats()
+    assert stats.records > 10
+    for kind, labels in (("store", {}), ("tier", {"tier": tier})):
+        assert samples(f"{kind}_records", **labels) == stats.records
+        assert samples(f"{kind}_bytes", what="used", **labels) == stats.nbytes
+        assert samples(f"{kind}_events_total", event="saved", **labels) == stats.saved
+        assert samples(f"{kind}_events_total", event="renewed", **labels) == stats.renewed
+        assert samples(f"{kind}_written_bytes_total", what="saved", **labels) == stats.saved_nbytes
+        assert samples(f"{kind}_written_bytes_total", what="all", **labels) == stats.written_nbytes
+        assert samples(f"{kind}_write_amplification", **labels) == stats.write_amplification >= 1
+    assert samples("tier_up", tier=tier) == 1
+
+
 async def test_engines_are_told_apart_by_model(kit: Any) -> None:
     one, two = kit.build(), kit.build()
     async with one, two:
@@ -112,6 +139,8 @@ def test_every_number_of_the_engine_is_exported() -> None:
     fields: Mapping[type, set[str]] = {
         EngineStats: {"waiting", "running"},  # told per pool
         PoolStats: {"state"},  # told per engine
+        KVStats: set(),
+        TierStats: set(),
     }
     for record, elsewhere in fields.items():
         for name in record.__slots__:
