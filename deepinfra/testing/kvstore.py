@@ -206,7 +206,7 @@ class KVStoreConformance:
             assert await load(store, [small.ref]) == [content(small.ref)]
             if stats.capacity_nbytes:
                 assert stats.nbytes <= stats.capacity_nbytes
-                assert stats.dropped == 1
+                assert stats.dropped >= 1
                 assert (await store.match([large.ref.key])).refs == ()
 
     async def test_retention_none_is_never_kept(self, tmp_path: Path) -> None:

@@ -1,0 +1,238 @@
+"""Write-behind: records wait in memory for their turn to be written to a slower tier."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import NamedTuple
+
+import anyio
+
+from deepinfra.core.ids import BlockKey
+from deepinfra.core.kv import Forgotten, KVRecord, NamespaceFilter, RecordRef, Retention, TierStats
+from deepinfra.interfaces.given import Clock
+from deepinfra.kvstores.tiered.admission import Admission
+from deepinfra.kvstores.tiered.guard import Guard
+from deepinfra.kvstores.tiered.recent import Recent
+
+__all__ = ("Behind",)
+
+BATCH_NBYTES, BATCH_RECORDS = 8 << 20, 256
+"""What is written to a tier at once."""
+
+MOST_TOUCHES = 1 << 14
+"""Keys whose use may wait to be told; the oldest is left out beyond it."""
+
+POLL_S = 0.25
+"""How often a tier that is passed by is looked at, so that a clock that is not the loop's is followed too."""
+
+
+class _Waiting(NamedTuple):
+    record: KVRecord
+    since: float
+
+
+class Behind:
+    """The queue before one tier, and the task that empties it.
+
+    Bounded by bytes: what comes when it is full is dropped, and so is everything behind it in its prefix, since a
+    record whose parent is not there could never be matched. (Dropping the oldest instead would lose heads and keep
+    tails.) Records that the tier has already are not queued; that they were used is told.
+    """
+
+    def __init__(self, guard: Guard, admission: Admission, capacity_nbytes: int, clock: Clock) -> None:
+        self.guard = guard
+        self.dropped = self.filtered = 0
+        self._admission, self._capacity_nbytes, self._clock = admission, capacity_nbytes, clock
+        self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
+        self._nbytes = 0
+        self._touches: OrderedDict[BlockKey, tuple[Retention, float]] = OrderedDict()
+        self._written: Recent[None] = Recent()
+        self._left_out: Recent[bool] = Recent()  # whether a filter did it
+        self._changed, self._idle = anyio.Event(), anyio.Event()
+        self._idle.set()
+        self._writing = anyio.Lock()
+        self._scope = anyio.CancelScope(shield=True)  # the queue is emptied although everything else is cancelled
+
+    # -- what comes in --------------------------------------------------------------------------------
+
+    def wants(self, record: KVRecord) -> bool:
+        """Whether `put` should be called with a copy of the record now; counts what is left out."""
+        id_ = _id(record.ref)
+        if id_ in self._waiting:  # a new life begins; if it is just being written, by the touch
+            again = replace(self._waiting[id_].record, retention=record.retention)
+            self._waiting[id_] = _Waiting(again, self._clock.wall())
+        if id_ in self._waiting or id_ in self._written:
+            self.touch((record.ref.key,), record.retention)
+            return False
+        orphaned = self._left_out.get(_parent(record))
+        filtered = orphaned if orphaned is not None else not self._admits(record, id_)
+        full = self._nbytes + record.ref.nbytes > self._capacity_nbytes
+        if filtered or orphaned is not None or full:
+            self._leave_out(id_, filtered)
+            return False
+        return True
+
+    def put(self, record: KVRecord) -> None:
+        """Queue a record whose data nobody else will change."""
+        id_ = _id(record.ref)
+        self._left_out.discard(id_)
+        self._waiting[id_] = _Waiting(record, self._clock.wall())
+        self._nbytes += record.ref.nbytes
+        self._wake()
+
+    def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
+        """Queue the news that records were used."""
+        now = self._clock.wall()
+        for key in keys:
+            self._touches[key] = (retention, now)
+            self._touches.move_to_end(key)
+            if len(self._touches) > MOST_TOUCHES:
+                self._touches.popitem(last=False)
+        if keys:
+            self._wake()
+
+    def delivered(self, refs: Sequence[RecordRef]) -> None:
+        """Note that the tier has these: offered again, they need not be written."""
+        for ref in refs:
+            self._written.add(_id(ref), None)
+
+    def missed(self, keys: Sequence[BlockKey]) -> None:
+        """Take the tier's word that it does not hold these: offered again, they are written again."""
+        for key in keys:
+            self._written.discard(key)
+            self._written.discard(key + b"snapshot")
+
+    def _admits(self, record: KVRecord, id_: bytes) -> bool:
+        return self._admission.admits(record, seen=id_ in self._left_out)
+
+    def _leave_out(self, id_: bytes, filtered: bool) -> None:
+        self._left_out.add(id_, filtered)
+        if filtered:
+            self.filtered += 1
+        else:
+            self.dropped += 1
+
+    # -- what goes out --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write until stopped."""
+        with self._scope:
+            while True:
+                if not self._waiting and not self._touches and not self.guard.owed:
+                    self._idle.set()
+                    self._changed = anyio.Event()
+                    await self._changed.wait()
+                elif (wait_s := self.guard.wait_s) > 0:
+                    await anyio.sleep(min(wait_s, POLL_S))
+                else:
+                    async with self._writing:
+                        await self.guard.settle()
+                        await self._tell()
+                        await self._write()
+        self.dropped += len(self._waiting)
+        self._waiting.clear()
+        self._nbytes = 0
+
+    async def flush(self) -> None:
+        """Wait until everything queued so far is written or dropped; a tier that is down is waited for."""
+        while not self._idle.is_set():
+            await self._idle.wait()
+
+    async def end(self, deadline_s: float) -> None:
+        """Empty the queue, for at most `deadline_s` and not if the tier is down, and stop."""
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + deadline_s):
+            while not self._idle.is_set() and self.guard.up:
+                with anyio.move_on_after(POLL_S):
+                    await self._idle.wait()
+        self._scope.cancel()
+
+    async def forget(self, which: NamespaceFilter) -> Forgotten:
+        """Forget what waits and what the tier holds."""
+        async with self._writing:
+            waiting = [record for record, _ in self._waiting.values() if _fits(record, which)]
+            for record in waiting:
+                self._take(record)
+            nbytes = sum(record.ref.nbytes for record in waiting)
+            self._written.clear()  # it holds keys, which do not say whose they are
+            held = await self.guard.forget(which)
+        self._wake()
+        return Forgotten(records=held.records + len(waiting), nbytes=held.nbytes + nbytes)
+
+    def stats(self) -> TierStats:
+        """The tier's accounting and the queue's."""
+        return TierStats(
+            name=self.guard.name,
+            up=self.guard.up,
+            held=self.guard.stats(),
+            failures=self.guard.failures,
+            waiting=len(self._waiting),
+            waiting_nbytes=self._nbytes,
+            dropped=self.dropped,
+            filtered=self.filtered,
+        )
+
+    def _wake(self) -> None:
+        if self._idle.is_set():
+            self._idle = anyio.Event()
+        self._changed.set()
+
+    async def _tell(self) -> None:
+        touches, self._touches = self._touches, OrderedDict()
+        for (retention, since), group in groupby(touches.items(), key=lambda pair: pair[1]):
+            if (rest := self._rest(retention, since)) is not None:
+                await self.guard.touch([key for key, _ in group], rest)
+
+    async def _write(self) -> None:
+        batch: list[_Waiting] = []
+        nbytes = 0
+        for record, since in self._waiting.values():
+            if batch and (nbytes + record.ref.nbytes > BATCH_NBYTES or len(batch) == BATCH_RECORDS):
+                break
+            batch.append(_Waiting(record, since))
+            nbytes += record.ref.nbytes
+        if batch:
+            await self._write_batch(batch)
+
+    async def _write_batch(self, batch: Sequence[_Waiting]) -> None:
+        rests = [(record, self._rest(record.retention, since)) for record, since in batch]
+        done = await self.guard.save([replace(record, retention=rest) for record, rest in rests if rest is not None])
+        for record, rest in rests:
+            id_ = self._take(record)
+            if done and rest is not None:
+                self._written.add(id_, None)
+            elif not done:
+                self._leave_out(id_, filtered=False)
+        if not done:
+            for record, _ in list(self._waiting.values()):
+                if _parent(record) in self._left_out:
+                    self._leave_out(self._take(record), filtered=False)
+
+    def _rest(self, retention: Retention, since: float) -> Retention | None:
+        """What is left of a life of a given length; `None`: nothing. A class's own life begins with the writing."""
+        waited = self._clock.wall() - since
+        if retention.ttl_s is None or waited < 1:
+            return retention
+        ttl_s, least_s = retention.ttl_s - waited, max(0.0, retention.least_s - waited)
+        return replace(retention, ttl_s=ttl_s, least_s=least_s) if ttl_s > 0 else None
+
+    def _take(self, record: KVRecord) -> bytes:
+        id_ = _id(record.ref)
+        del self._waiting[id_]
+        self._nbytes -= record.ref.nbytes
+        return id_
+
+
+def _id(ref: RecordRef) -> bytes:
+    return ref.key if ref.kind == "block" else ref.key + ref.kind.encode()
+
+
+def _parent(record: KVRecord) -> bytes:
+    """What must be there for this record to be of use."""
+    return record.ref.key if record.ref.kind == "snapshot" else record.parent
+
+
+def _fits(record: KVRecord, which: NamespaceFilter) -> bool:
+    return which.tenant in ("", record.tenant) and which.model in ("", record.model)
