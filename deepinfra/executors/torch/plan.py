@@ -66,7 +66,8 @@ class MemoryPlan(NamedTuple):
         return (
             f"weights {_mib(self.weights_nbytes)} + KV {_mib(self.kv_nbytes)} ({self.num_blocks} blocks, "
             f"{self.kv_nbytes_per_token / 1024:g} KiB a token; {self.why}) + {windows}"
-            f"staging {_mib(self.staging_nbytes)} + workspace {_mib(self.workspace_nbytes)} = {_mib(self.total_nbytes)} of {_mib(self.free_nbytes)} free"
+            f"staging {_mib(self.staging_nbytes)} + workspace {_mib(self.workspace_nbytes)} = "
+            f"{_mib(self.total_nbytes)} of {_mib(self.free_nbytes)} free"
         )
 
 

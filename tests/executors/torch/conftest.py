@@ -103,6 +103,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
             "query_pre_attn_scalar": 24,
             "num_hidden_layers": 6,
+            "initializer_range": 0.1,  # tied and scaled, larger embeddings make every token follow itself
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},

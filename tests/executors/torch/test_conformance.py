@@ -1,4 +1,4 @@
-"""The torch executor keeps the laws of every executor."""
+"""The torch executor keeps the laws of every executor, with and without windows."""
 
 from __future__ import annotations
 
@@ -13,20 +13,34 @@ from deepinfra.testing.executor import ExecutorConformance
 
 
 class TestTorch(ExecutorConformance):
+    family = "llama"
+    num_blocks = 24
     path: Path
 
     @pytest.fixture(autouse=True)
     def _model(self, made: Any) -> None:
-        type(self).path = made("llama")[0]
+        type(self).path = made(self.family)[0]
 
     def make(self) -> Executor:
         return TorchExecutor(
             str(self.path),
             dtype="float32",
-            num_blocks=24,
+            num_blocks=self.num_blocks,
             block_size=4,
             max_step_tokens=32,
             max_seqs=8,
             num_slots=4,
             threads=1,
         )
+
+
+class TestGemma(TestTorch):
+    family = "gemma3"
+    num_blocks = 48
+    rounds = 40
+
+
+class TestGptOss(TestTorch):
+    family = "gpt-oss"
+    num_blocks = 48
+    rounds = 40
