@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from deepinfra.config.folders import kv_folder, timings_folder
+from deepinfra.config.prefixes import read_prefix
 from deepinfra.config.settings import PartChoice, PoolSettings, ServerSettings
 from deepinfra.config.sources import Key, Provenance, refusal
+from deepinfra.core.conversation import Conversation
 from deepinfra.errors import ConfigError, UnknownComponentError, UnsupportedCombination
 from deepinfra.interfaces import Component, Executor, ExpertPlacer, KVStore, Recipe, Scheduler, Speculator
 from deepinfra.registry import NONE, Entry, Kind, Registry
@@ -114,6 +116,7 @@ class Blueprint:
     pool: PoolBlueprint | None = None
     prefill: tuple[PoolBlueprint, ...] = ()
     decode: tuple[PoolBlueprint, ...] = ()
+    public_prefixes: tuple[Conversation, ...] = ()
 
     @property
     def pools(self) -> tuple[PoolBlueprint, ...]:
@@ -156,6 +159,7 @@ class Blueprint:
             decode=[pool.build() for pool in self.decode],
             name=self.name,
             client_timeout_s=self.settings.client_timeout_s,
+            public_prefixes=self.public_prefixes,
         )
 
 
@@ -169,7 +173,7 @@ def resolve(settings: ServerSettings, registry: Registry, provenance: Provenance
 
     Raises:
         UnknownComponentError: A part of that name is not registered.
-        ConfigError: A part's own key is unknown, of the wrong type or out of range.
+        ConfigError: A part's own key is unknown, of the wrong type or out of range, or a file that is named is wrong.
         UnsupportedCombination: Parts that cannot work together.
     """
     look = _Lookup(settings, registry, provenance or Provenance())
@@ -181,6 +185,7 @@ def resolve(settings: ServerSettings, registry: Registry, provenance: Provenance
         pool=None if settings.split else look.pool(settings.pool, ("pool",)),
         prefill=tuple(look.pool(pool, ("prefill", str(i))) for i, pool in enumerate(settings.prefill)),
         decode=tuple(look.pool(pool, ("decode", str(i))) for i, pool in enumerate(settings.decode)),
+        public_prefixes=tuple(map(read_prefix, settings.public_prefixes)),
     )
     _refuse_shared_folders(blueprint)
     return blueprint

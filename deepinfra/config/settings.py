@@ -87,6 +87,11 @@ class ServerSettings(BaseModel):
         "environment, or see `api.keys_file`",
     )
     api: ApiSettings = Field(default=ApiSettings(), description="the HTTP side")
+    public_prefixes: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(),
+        description="files with beginnings of prompts whose cached blocks all tenants share: a system prompt in plain "
+        "text, or `*.json` with `system` and `tools` as in a chat request",
+    )
     recipe: PartChoice = Field(default=PartChoice(use="chat-template"), description="request to tokens and back")
     pool: PoolSettings = Field(default=PoolSettings(), description="the parts of the one pool that does everything")
     prefill: tuple[SplitPoolSettings, ...] = Field(default=(), description="pools for prompts, instead of `pool`")
