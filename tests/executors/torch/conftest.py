@@ -153,7 +153,7 @@ def family(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(params=HYBRIDS)
+@pytest.fixture(scope="session", params=HYBRIDS)
 def hybrid(request: pytest.FixtureRequest) -> str:
     """Models that have layers with a window of their own beside layers that see everything."""
     name: str = request.param

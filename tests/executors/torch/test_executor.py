@@ -36,11 +36,11 @@ def path(made: Any) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def poisoned(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose token 13 is not a number."""
+@pytest.fixture(scope="module", params=["llama", "gpt-oss"])
+def poisoned(request: pytest.FixtureRequest, made: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models whose token 13 is not a number."""
     folder = tmp_path_factory.mktemp("poisoned")
-    shutil.copytree(made("llama")[0], folder, dirs_exist_ok=True)
+    shutil.copytree(made(request.param)[0], folder, dirs_exist_ok=True)
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][13] = float("nan")
     safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -137,8 +137,9 @@ async def test_a_failure_inside_torch_names_the_steps_sequences(path: Path) -> N
         assert await host.generate(fresh, 6) == line.output
 
 
-async def test_bfloat16_says_nearly_the_same(path: Path) -> None:
-    probs = []
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss"])
+async def test_bfloat16_says_nearly_the_same(name: str, made: Any) -> None:
+    path, probs = made(name)[0], []
     for dtype in ("float32", "bfloat16"):
         async with executor(path, dtype=dtype) as ex:
             assert ex.layout.dtype == ex.identity.kv_dtype == dtype
