@@ -11,6 +11,7 @@ import json
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 import anyio
 import typer
@@ -26,11 +27,13 @@ from deepinfra.api.completions.request import DEFAULT_MAX_TOKENS, CompletionRequ
 from deepinfra.api.errors import STATUS
 from deepinfra.api.messages.request import MessagesRequest
 from deepinfra.api.responses.request import ResponsesRequest
+from deepinfra.api.retention import HEADER
 from deepinfra.api.wire import RequestFields
 from deepinfra.cli import app
 from deepinfra.config.keys import KeyEntry
 from deepinfra.config.settings import PartChoice, ServerSettings
 from deepinfra.config.sources import ENV_PREFIX
+from deepinfra.core.kv import Traffic
 from deepinfra.executors.toy import ToyExecutor
 from deepinfra.interfaces import Executor, ExpertPlacer, KVStore, Recipe, Scheduler, Speculator
 from deepinfra.registry import KINDS, load_plugins
@@ -102,7 +105,8 @@ MEANINGS = {
     "context_management": "Only what clears nothing.",
     "reasoning_effort": "Told to the template; refused by a model that has none.",
     "thinking": "Whether to reason at all, as DeepSeek and Anthropic spell it; stronger than an effort.",
-    "prompt_cache_retention": "`24h` keeps the prompt's KV a day, `in_memory` keeps it out of stores.",
+    "prompt_cache_retention": "`24h` keeps the prompt's KV a day, `in_memory` never writes it to a disk.",
+    "cache_salt": "Share the prompt's KV with requests of the same tenant and salt, and with no others; as in vLLM.",
 }
 
 BODIES: Mapping[str, type[RequestFields]] = {
@@ -286,7 +290,8 @@ the answer is 401. A file has a table for each key:
 | --- | --- |
 {_keys()}
 
-Tenants share no cached prompt and no stored response. A key beyond its limits gets 429 with `retry-after`; a minute's
+Tenants share no stored response, and no cached prompt but of prefixes that are declared public ([how
+to](../howto/kv-cache.md#sharing-between-tenants)). A key beyond its limits gets 429 with `retry-after`; a minute's
 worth of requests may come at once after a minute's rest. The access log has a key's name and never the key.
 
 ## Where OpenAI and DeepSeek differ
@@ -295,6 +300,13 @@ worth of requests may come at once after a minute's rest. The access log has a k
 with 422 instead of 400, and a call that `tool_choice` asked for by name ends with `tool_calls` instead of `stop`.
 
 {body}
+
+## How long KV is kept
+
+The first of these that says something decides: the key's `retention`; the header `{HEADER}`
+({_classes()}); the body's `prompt_cache_retention`, `prompt_cache_options.ttl` or
+`cache_control.ttl`; the kind of request. Requests with tools are `agent`, other conversations `chat`, completions
+`default`; the store's options say how long each lives. See [how to](../howto/kv-cache.md#how-long-kv-is-kept).
 
 ## Messages
 
@@ -308,7 +320,8 @@ behind them; only those of a last message may be open.
 
 - `/v1/completions` generates {DEFAULT_MAX_TOKENS} tokens unless told otherwise, `/v1/chat/completions` as many as fit.
 - `/v1/responses` keeps answers in memory, `api.stored_ttl_s` after their last use: a restart forgets them.
-- Answers carry one more object, `deepinfra`: `seed`, which reproduces the answer, and `cached_tokens` by tier.
+- Answers carry one more object, `deepinfra`: `seed`, which reproduces the answer, `cached_tokens` by tier, and
+  `cached_age_s`: how long ago, in seconds, the oldest record of a tier's was saved.
 - `usage` also has `prompt_cache_hit_tokens` and `prompt_cache_miss_tokens`, as DeepSeek's does.
 - Reasoning is `reasoning_content`, in answers and in messages given back, as DeepSeek's is.
 
@@ -319,8 +332,16 @@ behind them; only those of a last message may be open.
 - `budget_tokens` may be left out, is checked as Anthropic does, and is not enforced; `max_tokens` is, and may be more
   than fits.
 - Answers carry `deepinfra` here too, and a request may have a `seed`.
+- At most four blocks may have `cache_control`; every prefix is cached, marked or not, and a longer `ttl` may stand
+  behind a shorter one.
 - `/v1/models` has OpenAI's fields and Anthropic's, and its pages.
 """
+
+
+def _classes() -> str:
+    """The words that the header may say."""
+    *most, last = map(code, get_args(Traffic))
+    return f"{', '.join(most)} or {last}"
 
 
 def _keys() -> str:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deepinfra.core.conversation import Conversation, Message, TextPart, ToolChoice, ToolDefinition
 from deepinfra.core.ids import BlockKey
@@ -13,6 +15,7 @@ from deepinfra.core.kv import KVRecord, NamespaceFilter, Retention
 from deepinfra.core.request import CachedTokens, GenerateRequest, Prompt
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.engine import Engine
+from deepinfra.engine.public import common
 from deepinfra.errors import ConfigError
 from deepinfra.interfaces.kvstore import KVStore
 from deepinfra.kvstores import MemoryStore, SsdStore
@@ -161,6 +164,19 @@ async def test_what_a_request_keeps_to_itself_is_not_what_is_everybodys(retentio
         assert {record.retention for record in store.of("public")} == {Retention()}
         assert all(record.retention == retention for record in store.of("a"))
         assert bool(store.of("a")) == (retention.traffic != "none")
+
+
+@given(
+    head=st.lists(st.integers(0, 3), max_size=700),
+    one=st.lists(st.integers(0, 3), max_size=300),
+    other=st.lists(st.integers(0, 3), max_size=300),
+)
+def test_what_two_prompts_have_in_common_is_their_longest_common_beginning(
+    head: list[int], one: list[int], other: list[int]
+) -> None:
+    length = common(left := [*head, *one], right := [*head, *other])
+    assert left[:length] == right[:length]
+    assert length == min(len(left), len(right)) or left[length] != right[length]
 
 
 class Dated(TinyRecipe):
