@@ -5,10 +5,12 @@ Every factory imports what it makes, so that listing parts loads none of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from deepinfra.executors.options import ToyOptions
 from deepinfra.executors.torch.options import TorchOptions
 from deepinfra.interfaces import Executor, ExpertPlacer, KVStore, Recipe, Scheduler, Speculator
-from deepinfra.kvstores.options import MemoryStoreOptions, SsdStoreOptions
+from deepinfra.kvstores.options import MemoryStoreOptions, SsdStoreOptions, TieredStoreOptions
 from deepinfra.placers.options import EplbOptions, StaticPlacerOptions
 from deepinfra.recipes.deepseek.options import DeepSeekOptions
 from deepinfra.recipes.harmony.options import HarmonyOptions
@@ -32,6 +34,7 @@ def deepinfra_register(registry: Registry) -> None:
     registry.scheduler("bucketed", _bucketed, options=BucketedOptions)
     registry.kvstore("memory", _memory, options=MemoryStoreOptions)
     registry.kvstore("ssd", _ssd, options=SsdStoreOptions)
+    registry.kvstore("tiered", _tiered, options=TieredStoreOptions, nested="tiers")
     registry.executor("torch", _torch, options=TorchOptions)
     registry.executor("toy", _toy, options=ToyOptions, process=False)
     registry.speculator("ngram", _ngram, options=NgramOptions)
@@ -85,6 +88,13 @@ def _ssd(options: SsdStoreOptions) -> KVStore:
     from deepinfra.kvstores import SsdStore
 
     return SsdStore(**dict(options))
+
+
+def _tiered(options: TieredStoreOptions, stores: Sequence[KVStore]) -> KVStore:
+    from deepinfra.kvstores import Tier, TieredStore
+
+    tiers = [Tier(store, dict(tier.write)) for store, tier in zip(stores, options.tiers, strict=True)]
+    return TieredStore(**dict(options) | {"tiers": tiers})
 
 
 def _torch(options: TorchOptions) -> Executor:

@@ -99,9 +99,10 @@ class UnknownComponentError(ConfigError):
 
     code = "unknown-component"
 
-    def __init__(self, kind: str, name: str, known: Sequence[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Sequence[str], where: str = "") -> None:
         self.kind, self.name, self.known = kind, name, tuple(known)
-        super().__init__(f"no {kind} is named {name!r}; known: {', '.join(sorted(known)) or 'none'}")
+        place = f" ({where})" if where else ""
+        super().__init__(f"no {kind} is named {name!r}; known: {', '.join(sorted(known)) or 'none'}{place}")
 
 
 class PluginError(ConfigError):

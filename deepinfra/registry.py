@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -30,7 +30,7 @@ ENTRY_POINT_GROUP = "deepinfra"
 NONE = "none"
 """The name that means "without this part" in a configuration; nothing can be registered under it."""
 
-RESERVED_KEYS = frozenset({"use", "process"})
+RESERVED_KEYS = frozenset({"use", "process", "write"})
 """Keys that a configuration table holds beside the part's own."""
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -70,6 +70,7 @@ class Entry(Generic[P_co]):
         options: Its options; frozen, unknown keys refused.
         origin: Who registered it.
         process: Whether a server runs it in a child process unless told otherwise; executors only.
+        nested: The option that lists further parts of the same kind, which it is made of; empty for none.
     """
 
     kind: Kind
@@ -78,14 +79,19 @@ class Entry(Generic[P_co]):
     origin: Origin
     _factory: Callable[..., P_co]
     process: bool = False
+    nested: str = ""
 
-    def build(self, options: BaseModel) -> P_co:
+    def build(self, options: BaseModel, nested: Sequence[Component] = ()) -> P_co:
         """Make the part; cheap, reads headers at most.
+
+        Args:
+            options: Checked ones.
+            nested: The parts that its option `nested` lists, made.
 
         Raises:
             ModelError: The part looks at a model that cannot be used.
         """
-        return self._factory(options)
+        return self._factory(options, nested) if self.nested else self._factory(options)
 
 
 class Registry:
@@ -123,9 +129,17 @@ class Registry:
         """Register a scheduler; see `recipe`."""
         self._add(self._schedulers, "scheduler", name, factory, options)
 
-    def kvstore(self, name: str, factory: Callable[[O], KVStore], *, options: type[O]) -> None:
-        """Register a KV store; see `recipe`. A field `path` of its options gets the server's KV folder by default."""
-        self._add(self._kvstores, "kvstore", name, factory, options)
+    def kvstore(self, name: str, factory: Callable[..., KVStore], *, options: type[O], nested: str = "") -> None:
+        """Register a KV store; see `recipe`.
+
+        Args:
+            name: As for `recipe`.
+            factory: As for `recipe`. With `nested` it is given the options and a sequence of stores.
+            options: As for `recipe`. A field `path` gets the server's KV folder by default.
+            nested: The field that lists the stores it is made of: a tuple of models with `use` that allow further
+                keys, which are those stores' own.
+        """
+        self._add(self._kvstores, "kvstore", name, factory, options, nested=nested)
 
     def executor(self, name: str, factory: Callable[[O], Executor], *, options: type[O], process: bool = True) -> None:
         """Register an executor; see `recipe`.
@@ -241,6 +255,7 @@ class Registry:
         factory: Callable[..., P],
         options: type[BaseModel],
         process: bool = False,
+        nested: str = "",
     ) -> None:
         origin = self._registering
         if origin is None:
@@ -255,9 +270,11 @@ class Registry:
             raise PluginError(f"{what}: {options.__name__} needs ConfigDict(frozen=True, extra='forbid')")
         if taken := RESERVED_KEYS & options.model_fields.keys():
             raise PluginError(f"{what}: {options.__name__} may not have a field {min(taken)!r}")
+        if nested and nested not in options.model_fields:
+            raise PluginError(f"{what}: {options.__name__} has no field {nested!r}")
         if name in shelf:
             raise PluginConflictError(kind, name, str(shelf[name].origin), str(origin))
-        shelf[name] = Entry(kind, name, options, origin, factory, process)
+        shelf[name] = Entry(kind, name, options, origin, factory, process, nested)
 
     def _call(self, hook: str, plugin: object, **arguments: object) -> Any:
         """Call one plug-in's implementation of a hook, so that its author is known; `None` if it has none."""

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
     from deepinfra.config import Blueprint
+    from deepinfra.config.resolve import Part
     from deepinfra.core.identity import ApiKey
     from deepinfra.engine import Engine
     from deepinfra.hookspecs import ASGIApp, Observer
+    from deepinfra.interfaces import KVStore
     from deepinfra.registry import Registry
 
 __all__ = ("serve",)
@@ -213,7 +215,13 @@ def _print_plan(blueprint: Blueprint, engine: Engine) -> None:
         if plan.store is None:
             typer.echo(f"{pool.name} KV store: none")
         else:
-            options = plan.store.options.model_dump()
-            where = f" in {options['path']}" if "path" in options else ""
-            most = f", at most {nbytes_text(options['capacity_nbytes'])}" if "capacity_nbytes" in options else ""
-            typer.echo(f"{pool.name} KV store: {plan.store.entry.name}{where}{most}; --no-store turns it off")
+            inside = ", then ".join(_about_store(part) for part in plan.store.nested)
+            about = f"{plan.store.entry.name}: {inside}" if inside else _about_store(plan.store)
+            typer.echo(f"{pool.name} KV store: {about}; --no-store turns it off")
+
+
+def _about_store(store: Part[KVStore]) -> str:
+    options = store.options.model_dump()
+    where = f" in {options['path']}" if "path" in options else ""
+    most = f", at most {nbytes_text(options['capacity_nbytes'])}" if "capacity_nbytes" in options else ""
+    return f"{store.entry.name}{where}{most}"

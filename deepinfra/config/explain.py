@@ -54,7 +54,8 @@ def explain(blueprint: Blueprint, *, ask_parts: bool = False) -> tuple[Value, ..
     became: dict[str, str] = {}
     parts: list[Part[Component]] = [blueprint.recipe, *(part for pool in blueprint.pools for part in pool.parts)]
     for part in parts:
-        became |= {".".join((*part.at, name)): words for name, words in part.build().explain().items()}
+        for each in part.flat():
+            became |= {".".join((*each.at, name)): words for name, words in each.build().explain().items()}
     explained = [replace(value, became=became.pop(value.name, "")) for value in values]
     extra = [Value(name, words, "computed") for name, words in became.items()]
     return (*explained, *extra)
@@ -89,12 +90,17 @@ def _pool(blueprint: Blueprint, pool: PoolBlueprint) -> Iterator[Value]:
             yield Value(".".join(key), pool.process, origin, "run it in a child process")
 
 
-def _part(blueprint: Blueprint, part: Part[Component], about: str) -> Iterator[Value]:
+def _part(blueprint: Blueprint, part: Part[Component], about: str, whose: str = "default") -> Iterator[Value]:
     key = (*part.at, "use")
-    yield Value(".".join(key), part.entry.name, _origin(blueprint, key, "default"), about or f"by {part.entry.origin}")
+    yield Value(".".join(key), part.entry.name, _origin(blueprint, key, whose), about or f"by {part.entry.origin}")
     dumped = part.options.model_dump(mode="json")
     for name, info in type(part.options).model_fields.items():
         key = (*part.at, name)
+        if name == part.entry.nested:
+            for inner, listed in zip(part.nested, getattr(part.options, name), strict=True):
+                yield from _part(blueprint, inner, "", f"default of {part.entry.name}")
+                yield from _beside(blueprint, part, inner, listed)
+            continue
         default = f"default of {part.entry.name}"
         if name == "model":
             default = "from model"
@@ -104,5 +110,15 @@ def _part(blueprint: Blueprint, part: Part[Component], about: str) -> Iterator[V
         yield Value(".".join(key), dumped[name], origin, info.description or "")
 
 
+def _beside(blueprint: Blueprint, part: Part[Component], inner: Part[Component], listed: BaseModel) -> Iterator[Value]:
+    """Keys that a part has in the tables of the parts inside it."""
+    dumped = listed.model_dump(mode="json")
+    for name, info in type(listed).model_fields.items():
+        if name != "use":
+            key = (*inner.at, name)
+            origin = _origin(blueprint, key, f"default of {part.entry.name}")
+            yield Value(".".join(key), dumped[name], origin, info.description or "")
+
+
 def _origin(blueprint: Blueprint, key: Key, otherwise: str) -> str:
-    return blueprint.provenance.of(key) or otherwise
+    return blueprint.provenance.written(key) or otherwise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -30,15 +30,22 @@ P_co = TypeVar("P_co", bound=Component, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[P_co]):
-    """A chosen part: where the choice stands in the settings, what it is, and its checked options."""
+    """A chosen part: where the choice stands in the settings, what it is, its checked options, and its own parts."""
 
     at: Key
     entry: Entry[P_co]
     options: BaseModel
+    nested: tuple[Part[P_co], ...] = ()
 
     def build(self) -> P_co:
         """Make it; see `Entry.build`."""
-        return self.entry.build(self.options)
+        return self.entry.build(self.options, [part.build() for part in self.nested])
+
+    def flat(self) -> Iterator[Part[P_co]]:
+        """It and all parts inside it."""
+        yield self
+        for part in self.nested:
+            yield from part.flat()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +134,7 @@ class Blueprint:
     def models(self) -> tuple[str, ...]:
         """Names of the models that the parts read, to be fetched before `build`."""
         parts = (self.recipe, *(part for pool in self.pools for part in pool.parts))
-        names = (part.options.model_dump().get("model") for part in parts)
+        names = (each.options.model_dump().get("model") for part in parts for each in part.flat())
         return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
 
     def without_stores(self) -> Blueprint:
@@ -214,7 +221,10 @@ class _Lookup:
     def part(self, shelf: Mapping[str, Entry[P]], kind: Kind, choice: PartChoice, at: Key) -> Part[P]:
         entry = shelf.get(choice.use)
         if entry is None:
-            raise UnknownComponentError(kind, choice.use, tuple(shelf))
+            key = (*at, "use")
+            written = self.provenance.of(key)
+            where = ", ".join((".".join(key), *((written,) if written else ()))) if at[-1].isdecimal() else ""
+            raise UnknownComponentError(kind, choice.use, tuple(shelf), where)
         own = dict(choice.model_extra or {})
         if "model" in entry.options.model_fields:
             own.setdefault("model", self.settings.model)
@@ -222,7 +232,11 @@ class _Lookup:
             own.setdefault("path", str(kv_folder()))
         if kind == "scheduler" and "timings" in entry.options.model_fields:
             own.setdefault("timings", str(timings_folder()))
-        return Part(at, entry, checked(entry, own, at, self.provenance))
+        options = checked(entry, own, at, self.provenance)
+        listed = getattr(options, entry.nested) if entry.nested else ()
+        choices = (PartChoice(use=each.use, **each.model_extra) for each in listed)
+        nested = (self.part(shelf, kind, one, (*at, entry.nested, str(i))) for i, one in enumerate(choices))
+        return Part(at, entry, options, tuple(nested))
 
     def maybe(self, shelf: Mapping[str, Entry[P]], kind: Kind, choice: PartChoice, at: Key) -> Part[P] | None:
         if choice.use != NONE:
@@ -256,13 +270,13 @@ class _Lookup:
 def _refuse_shared_folders(blueprint: Blueprint) -> None:
     """Two stores over one folder would each believe to be alone."""
     owners: dict[Path, str] = {}
-    for pool in blueprint.pools:
-        path = getattr(pool.store.options, "path", None) if pool.store else None
+    for part in (part for pool in blueprint.pools if pool.store for part in pool.store.flat()):
+        path = getattr(part.options, "path", None)
         if isinstance(path, (str, Path)):
-            folder = Path(path).expanduser().resolve()
+            folder, name = Path(path).expanduser().resolve(), ".".join((*part.at, "path"))
             if folder in owners:
-                raise UnsupportedCombination(f"pools {owners[folder]} and {pool.name} keep KV in one folder, {folder}")
-            owners[folder] = pool.name
+                raise UnsupportedCombination(f"{owners[folder]} and {name} are one folder, {folder}")
+            owners[folder] = name
 
 
 def _served_name(model: str) -> str:

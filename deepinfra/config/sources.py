@@ -60,6 +60,24 @@ class Provenance:
                 return layer.places.get(key) or layer.where(leaf)
         return None
 
+    def written(self, key: Key) -> str | None:
+        """The same; `None` too for a value that was not written in a list's table which was."""
+        for part in _inside_out(key):
+            if part in self.layers and not _has(self.layers[part].values, key):
+                return None
+        return self.of(key)
+
+
+def _has(tree: object, key: Key) -> bool:
+    for part in key:
+        if isinstance(tree, Mapping) and part in tree:
+            tree = tree[part]
+        elif isinstance(tree, list | tuple) and part.isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+        else:
+            return False
+    return True
+
 
 def read_settings(
     path: Path | None = None,
@@ -120,6 +138,7 @@ def refusal(error: ValidationError, model: type[BaseModel], at: Key, provenance:
             text = f"{sentences[loc]}, or {problem['msg'].removeprefix('Input should be ')}"
         elif name:
             wrong = "should be a table" if problem["type"] == "model_type" else problem["msg"]
+            wrong = wrong.removeprefix("Value error, ")
             text = f"{name}: {wrong[:1].lower()}{wrong[1:]}"
         else:
             text = problem["msg"].removeprefix("Value error, ")

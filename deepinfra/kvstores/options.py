@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from deepinfra.kvstores.retention import Lifetimes
+from deepinfra.kvstores.tiered.admission import parse_rule
 
-__all__ = ("MemoryStoreOptions", "SsdStoreOptions")
+__all__ = ("MemoryStoreOptions", "SsdStoreOptions", "TierOptions", "TieredStoreOptions", "WriteOptions")
 
 _TTL = Lifetimes()
 
@@ -37,3 +38,59 @@ class SsdStoreOptions(BaseModel):
     default_ttl_s: float = Field(_TTL.default_s, gt=0, description="Seconds that other records live.")
     agent_ttl_s: float = Field(_TTL.agent_s, gt=0, description="Seconds that records of traffic `agent` live.")
     chat_ttl_s: float = Field(_TTL.chat_s, gt=0, description="Seconds that records of traffic `chat` live.")
+
+
+def _rule(text: str) -> str:
+    parse_rule(text)
+    return text
+
+
+Rule = Annotated[str, AfterValidator(_rule)]
+
+
+class WriteOptions(BaseModel):
+    """What is written to a tier, by class of traffic: `all`, `second-touch` or `prefix-depth:N`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    default: Rule = "all"
+    agent: Rule = "all"
+    chat: Rule = "all"
+
+
+def _by_class(write: object) -> object:
+    return dict.fromkeys(WriteOptions.model_fields, write) if isinstance(write, str) else write
+
+
+class TierOptions(BaseModel):
+    """A store of `TieredStore`: its name, what is written to it, and its own keys."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    use: str = Field(min_length=1, description="Name of the store.")
+    write: Annotated[WriteOptions, BeforeValidator(_by_class)] = Field(
+        default=WriteOptions(),
+        description="What is written to it: `all`, `second-touch` (what was offered before), `prefix-depth:N` (the "
+        "first N blocks of a prefix), or a table of these by class: `default`, `agent`, `chat`.",
+    )
+
+
+class TieredStoreOptions(BaseModel):
+    """Options of `TieredStore`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tiers: tuple[TierOptions, ...] = Field(
+        (TierOptions(use="memory"), TierOptions(use="ssd")),
+        min_length=1,
+        description="Stores, fastest first: tables of `use`, `write` and the store's own keys.",
+    )
+    queue_nbytes: int = Field(256 << 20, gt=0, description="Bytes that may wait for each tier but the first.")
+    drain_s: float = Field(10.0, ge=0, description="How long writing what waits may take at the end.")
+    timeout_s: float = Field(5.0, gt=0, description="How long a call of a tier may take.")
+
+    @model_validator(mode="after")
+    def _first_takes_all(self) -> Self:
+        if self.tiers[0].write != WriteOptions():
+            raise ValueError("tiers.0.write: the first tier takes every record")
+        return self

@@ -186,7 +186,7 @@ def test_a_split_server_gets_its_pools_by_name(registry: Registry) -> None:
 
 def test_two_pools_do_not_keep_kv_in_one_folder(registry: Registry, tmp_path: Path) -> None:
     pool = {"executor": {"use": "toy"}, "store": {"use": "ssd", "path": str(tmp_path)}}
-    with pytest.raises(UnsupportedCombination, match=r"prefill-0 and decode-0 keep KV in one folder"):
+    with pytest.raises(UnsupportedCombination, match=r"prefill.0.store.path and decode.0.store.path are one folder"):
         blueprint(registry, {"recipe": {"use": "tiny"}, "prefill": [pool], "decode": [pool]})
 
 

@@ -56,6 +56,6 @@ class TestTieredStore(KVStoreConformance):
 
 class TestTieredStoreOverATierThatLies(KVStoreConformance):
     def make(self, tmp_path: Path) -> KVStore:
-        kinds = frozenset(("lie", "shorten", "truncate", "drop"))
+        kinds = frozenset(("shorten", "truncate", "drop"))
         below = FlakyStore(MemoryStore(capacity_nbytes=self.capacity_nbytes), random.Random(1), kinds=kinds)
         return TieredStore([MemoryStore(capacity_nbytes=self.capacity_nbytes), below])

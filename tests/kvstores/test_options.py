@@ -7,10 +7,10 @@ import inspect
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from deepinfra.kvstores import MemoryStore, SsdStore
-from deepinfra.kvstores.options import MemoryStoreOptions, SsdStoreOptions
+from deepinfra.kvstores import MemoryStore, SsdStore, TieredStore
+from deepinfra.kvstores.options import MemoryStoreOptions, SsdStoreOptions, TieredStoreOptions
 
-PAIRS = [(MemoryStore, MemoryStoreOptions), (SsdStore, SsdStoreOptions)]
+PAIRS = [(MemoryStore, MemoryStoreOptions), (SsdStore, SsdStoreOptions), (TieredStore, TieredStoreOptions)]
 
 
 @pytest.mark.parametrize(("store", "options"), PAIRS)

@@ -82,14 +82,14 @@ class TieredStore(KVStore):
         self.tiers = tuple(tier if isinstance(tier, Tier) else Tier(tier) for tier in tiers)
         if len({id(tier.store) for tier in self.tiers}) < len(self.tiers) or not self.tiers:
             raise ConfigError("tiers must be one or more stores, each of them once")
-        if self.tiers[0].write != "all":
-            raise ConfigError("the first tier takes every record: write is for the tiers behind it")
-        for tier in self.tiers:
+        for i, tier in enumerate(self.tiers):
             for rule in (tier.write,) if isinstance(tier.write, str) else tier.write.values():
                 try:
-                    parse_rule(rule)
+                    filters = parse_rule(rule).kind != "all"
                 except ValueError as error:
-                    raise ConfigError(f"write: {error}") from None
+                    raise ConfigError(f"tiers.{i}.write: {error}") from None
+                if i == 0 and filters:
+                    raise ConfigError("tiers.0.write: the first tier takes every record")
         self.durable = all(tier.store.durable for tier in self.tiers)
         self._queue_nbytes, self._drain_s, self._timeout_s = queue_nbytes, drain_s, timeout_s
         self._reset()
