@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 from deepinfra.executors.torch import TorchExecutor
 from deepinfra.executors.toy import ToyExecutor
 from deepinfra.interfaces import Component
-from deepinfra.kvstores import MemoryStore, SsdStore
+from deepinfra.kvstores import MemoryStore, SsdStore, TieredStore
 from deepinfra.placers import Eplb, StaticPlacer
 from deepinfra.recipes import ChatTemplate, DeepSeek, Harmony, Mistral
 from deepinfra.registry import KINDS, load_plugins
@@ -26,6 +26,7 @@ PARTS: dict[tuple[str, str], type[Component]] = {
     ("scheduler", "bucketed"): Bucketed,
     ("kvstore", "memory"): MemoryStore,
     ("kvstore", "ssd"): SsdStore,
+    ("kvstore", "tiered"): TieredStore,
     ("executor", "torch"): TorchExecutor,
     ("executor", "toy"): ToyExecutor,
     ("speculator", "ngram"): Ngram,
@@ -35,7 +36,7 @@ PARTS: dict[tuple[str, str], type[Component]] = {
 
 REGISTRY = load_plugins()
 
-FILLED_BY_THE_SERVER = ("model", "path")
+FILLED_BY_THE_SERVER = ("model", "path", "tiers")
 
 
 def test_these_are_all_the_built_in_parts() -> None:
@@ -68,7 +69,8 @@ def test_options_are_the_parameters_of_the_class_with_their_defaults(
 def test_a_part_is_built_from_its_default_options(part: tuple[str, str]) -> None:
     entry = REGISTRY.of_kind(part[0])[part[1]]  # type: ignore[index]
     needed = {"path": "/nowhere"} if "path" in entry.options.model_fields else {}
-    assert isinstance(entry.build(entry.options.model_validate(needed)), PARTS[part])
+    inside = [MemoryStore(), MemoryStore()] if entry.nested else []
+    assert isinstance(entry.build(entry.options.model_validate(needed), inside), PARTS[part])
 
 
 @pytest.mark.parametrize("part", PARTS, ids="-".join)
