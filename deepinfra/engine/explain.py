@@ -133,7 +133,8 @@ async def look(
     if len(match.refs) < end:
         missed = (await store.match(keys[end : end + 1])).missed or "absent"
     other: tuple[int, ...] = ()
-    if missed == "absent":
+    # Where a public block would be, others of its tenant are: not to be shown to whoever shares only the public ones.
+    if missed == "absent" and (public is None or end >= public.blocks):
         parent = parent_key(root, keys, end, public)
         other = await _in_its_place(store, parent, tokens[end * block_size :][:block_size])
     return Miss(block_size, tuple(tiers), missed, other)

@@ -63,6 +63,9 @@ class Recorder(MemoryStore):
         self.records |= {record.ref.key: record for record in records}
         await super().save(records)
 
+    async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
+        return [record.tokens for record in self.records.values() if record.parent == parent][:most]
+
     def of(self, tenant: str) -> list[KVRecord]:
         return [record for record in self.records.values() if record.tenant == tenant]
 
@@ -133,8 +136,27 @@ async def test_a_tenants_first_own_block_is_the_first_of_a_namespace() -> None:
         firsts = [next(r for r in store.of(tenant) if r.parent == r.namespace) for tenant in ("a", "b")]
         assert firsts[0].tokens == firsts[1].tokens
         for first in firsts:
-            assert await store.successors(first.parent) in ([first.tokens], (first.tokens,), ())
+            assert await store.successors(first.parent) == [first.tokens]
         assert store.stats().dropped == 0
+
+
+async def test_an_explanation_shows_a_tenant_nothing_of_others() -> None:
+    store, words = Recorder(), []
+    async with engine_of(store) as engine:
+        await events_of(engine, asked("public", system=SYSTEM[:20] + "a secret of those without a key"))
+        await events_of(engine, asked("b", "a secret of b's", SYSTEM[:8]))
+        await engine.pools[0].settle()
+        for tenant, system in (
+            ("a", SYSTEM),
+            ("a", SYSTEM[:8]),
+            ("public", SYSTEM[:20] + "a riddle"),
+            ("b", SYSTEM[:8]),
+        ):
+            async with engine.generate(asked(tenant, "a riddle", system, explain=True)) as stream:
+                assert [event async for event in stream]
+            assert stream.explanation is not None
+            words.append(stream.explanation.words)
+    assert ["secr" in told for told in words] == [False, False, True, True], "\n".join(words)
 
 
 async def test_public_is_shared_with_public_under_the_keys_it_always_had(tmp_path: Path) -> None:
@@ -219,6 +241,7 @@ async def test_hits_tell_how_old_the_oldest_record_is() -> None:
         await engine.pools[0].settle()
         clock.advance(100.0)
         await events_of(engine, asked("a", "x" * 40, system="another " * 2))  # takes the device's blocks
+        await engine.pools[0].settle()
         found = await cached(engine, asked("a", system="short"))
     assert set(found.store) == {"ram"} == set(found.age_s)
     assert found.age_s["ram"] == pytest.approx(100.0, abs=5.0)
