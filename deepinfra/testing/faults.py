@@ -6,8 +6,9 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Literal, Self
 
+import anyio
 from anyio.lowlevel import checkpoint
 
 from deepinfra.core.ids import BlockKey
@@ -25,7 +26,76 @@ from deepinfra.core.kv import (
 from deepinfra.interfaces.given import Clock, Offload
 from deepinfra.interfaces.kvstore import KVStore
 
-__all__ = ("FlakyStore",)
+__all__ = ("BrokenStore", "FlakyStore")
+
+
+class BrokenStore(KVStore):
+    """A store that works until it is told to raise, to hang or to forget everything.
+
+    Args:
+        inner: The store that works; entered and left with this one.
+
+    Attributes:
+        mode: `works`; `raises` OSError from every call, which no store should; `hangs` until the call is cancelled.
+        calls: How often it was called, by method.
+    """
+
+    def __init__(self, inner: KVStore) -> None:
+        self.inner = inner
+        self.durable, self.promotes = inner.durable, inner.promotes
+        self.mode: Literal["works", "raises", "hangs"] = "works"
+        self.calls: Counter[str] = Counter()
+
+    def give(self, clock: Clock, offload: Offload) -> None:
+        """See `Component.give`."""
+        super().give(clock, offload)
+        self.inner.give(clock, offload)
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with self.inner:
+            yield self
+
+    async def match(self, keys: Sequence[BlockKey]) -> Match:
+        """See `KVStore.match`."""
+        await self._called("match")
+        return await self.inner.match(keys)
+
+    async def load(self, refs: Sequence[RecordRef], into: Sequence[memoryview]) -> Loaded:
+        """See `KVStore.load`."""
+        await self._called("load")
+        return await self.inner.load(refs, into)
+
+    async def save(self, records: Sequence[KVRecord]) -> None:
+        """See `KVStore.save`."""
+        await self._called("save")
+        await self.inner.save(records)
+
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
+        """See `KVStore.touch`."""
+        await self._called("touch")
+        await self.inner.touch(keys, retention)
+
+    async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
+        """See `KVStore.successors`."""
+        await self._called("successors")
+        return await self.inner.successors(parent, most)
+
+    async def forget(self, which: NamespaceFilter) -> Forgotten:
+        """See `KVStore.forget`."""
+        await self._called("forget")
+        return await self.inner.forget(which)
+
+    def stats(self) -> KVStats:
+        """The inner store's."""
+        return self.inner.stats()
+
+    async def _called(self, method: str) -> None:
+        self.calls[method] += 1
+        if self.mode == "raises":
+            raise OSError("broken on purpose")
+        if self.mode == "hangs":
+            await anyio.sleep_forever()
 
 
 class FlakyStore(KVStore):
@@ -116,6 +186,11 @@ class FlakyStore(KVStore):
         """See `KVStore.touch`."""
         await self._stall()
         await self.inner.touch(keys, retention)
+
+    async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
+        """See `KVStore.successors`."""
+        await self._stall()
+        return await self.inner.successors(parent, most)
 
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         """Forget faithfully."""

@@ -49,7 +49,7 @@ class Behind:
         self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
         self._nbytes = 0
         self._touches: OrderedDict[BlockKey, tuple[Retention, float]] = OrderedDict()
-        self._written: Recent[None] = Recent()
+        self._written: Recent[Retention | None] = Recent()  # `None`: written by somebody else
         self._left_out: Recent[bool] = Recent()  # whether a filter did it
         self._changed, self._idle = anyio.Event(), anyio.Event()
         self._idle.set()
@@ -65,6 +65,8 @@ class Behind:
             again = replace(self._waiting[id_].record, retention=record.retention)
             self._waiting[id_] = _Waiting(again, self._clock.wall())
         if id_ in self._waiting or id_ in self._written:
+            if id_ in self._written:
+                self._written.add(id_, record.retention)
             self.touch((record.ref.key,), record.retention)
             return False
         orphaned = self._left_out.get(_parent(record))
@@ -97,7 +99,13 @@ class Behind:
     def delivered(self, refs: Sequence[RecordRef]) -> None:
         """Note that the tier has these: offered again, they need not be written."""
         for ref in refs:
-            self._written.add(_id(ref), None)
+            self._written.add(_id(ref), self._written.get(_id(ref)))
+
+    def used(self, refs: Sequence[RecordRef]) -> None:
+        """Tell the tier, some time, that a faster one delivered these: they live on here too."""
+        for ref in refs:
+            if (retention := self._written.get(_id(ref))) is not None:
+                self.touch((ref.key,), retention)
 
     def missed(self, keys: Sequence[BlockKey]) -> None:
         """Take the tier's word that it does not hold these: offered again, they are written again."""
@@ -202,7 +210,7 @@ class Behind:
         for record, rest in rests:
             id_ = self._take(record)
             if done and rest is not None:
-                self._written.add(id_, None)
+                self._written.add(id_, record.retention)
             elif not done:
                 self._leave_out(id_, filtered=False)
         if not done:

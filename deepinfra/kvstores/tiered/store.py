@@ -204,14 +204,20 @@ class TieredStore(KVStore):
             before = done
             for i, guard in enumerate(self._guards):
                 loaded = await guard.load(refs[done:], into[done:])
-                if i > 0 and loaded.count:
-                    self._behind[i - 1].delivered(refs[done : done + loaded.count])
+                if loaded.count:
+                    self._used(i, refs[done : done + loaded.count])
                 done, why[i] = done + loaded.count, loaded.stopped
                 if done == len(refs):
                     return Loaded(count=done)
             if done == before:
                 return Loaded(count=done, stopped=_reason(why))
         return Loaded(count=done)
+
+    def _used(self, tier: int, refs: Sequence[RecordRef]) -> None:
+        if tier > 0:
+            self._behind[tier - 1].delivered(refs)
+        for behind in self._behind[tier:]:
+            behind.used(refs)
 
     async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
         """See `KVStore.successors`."""
