@@ -148,12 +148,15 @@ class SeqSpec:
 class CachedTokens:
     """Prompt tokens that were not computed, by the tier they came from.
 
-    `age_s` are seconds since the oldest of a tier's records was saved, where the store says so.
+    `age_s` are seconds since the oldest of a tier's records was saved, where the store says so. `approximate`: windows
+    were rebuilt from too few rows to be exact, here or where the cached KV was computed, because the server is set up
+    so (bounded replay).
     """
 
     device: int = 0
     store: dict[str, int] = field(default_factory=dict)
     age_s: dict[str, float] = field(default_factory=dict)
+    approximate: bool = False
 
     @property
     def total(self) -> int:

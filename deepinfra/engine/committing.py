@@ -9,6 +9,7 @@ from deepinfra.engine.drafting import Drafting
 from deepinfra.engine.live import Ending, Live
 from deepinfra.engine.planner import Planned
 from deepinfra.engine.saver import Saver
+from deepinfra.engine.snapshots import Snapshots
 from deepinfra.errors import ConstraintFailedError, StepFailed
 from deepinfra.interfaces.scheduler import Scheduler
 
@@ -23,8 +24,10 @@ def _stuck(why: str) -> Ending:
 class Committer:
     """Applies results to the sequences of one pool, between steps."""
 
-    def __init__(self, scheduler: Scheduler, saver: Saver | None, drafting: Drafting | None) -> None:
-        self._scheduler, self._saver, self._drafting = scheduler, saver, drafting
+    def __init__(
+        self, scheduler: Scheduler, saver: Saver | None, drafting: Drafting | None, snapshots: Snapshots
+    ) -> None:
+        self._scheduler, self._saver, self._drafting, self._snapshots = scheduler, saver, drafting, snapshots
 
     def row(self, live: Live) -> RunRow:
         """How a running sequence looks to the Scheduler."""
@@ -40,6 +43,8 @@ class Committer:
         for item in planned.plan.items:
             live = planned.lives[item.seq]
             sampled = 0
+            if item.epoch == live.epoch:  # those that left meanwhile, too: their windows have moved on
+                live.reached = max(live.reached, item.start + item.length)
             if item.seq in failed:
                 self._fail(live, failed[item.seq])
             elif not live.over and (output := outputs.get(item.seq)) is not None and output.epoch == live.epoch:
@@ -94,6 +99,8 @@ class Committer:
         # Accepted drafts have KV, the last token has none; a cut inside accepted drafts leaves only verified rows.
         live.computed = min(known + len(output.tokens) - 1, len(live.tokens))
         self._publish(blocks, live)
+        if known == live.spec.prompt_len:
+            self._snapshots.prompt_done(live)
         if ending is None and live.prefill_only:
             ending = Ending("handoff")
         live.push(tokens, output.probs[: len(tokens)], ending)

@@ -22,13 +22,15 @@ __all__ = ("Delta", "Ending", "Live", "Owner", "Source")
 class Source(NamedTuple):
     """Where blocks of a prompt can be loaded from: a store (or a handoff), its refs in key order, tier names.
 
-    `ages_s` are seconds since the oldest of a tier's records was saved.
+    `ages_s` are seconds since the oldest of a tier's records was saved; `snapshots` are indices of blocks at whose end
+    there is said to be one.
     """
 
     store: KVStore
     refs: tuple[RecordRef, ...]
     tiers: tuple[str, ...]
     ages_s: Mapping[str, float]
+    snapshots: tuple[int, ...] = ()
 
 
 class Owner(NamedTuple):
@@ -70,7 +72,10 @@ class Live:
         tokens: Known tokens, append-only; all but the last sampled one will have KV.
         keys: Keys of the full blocks of `tokens`, extended when needed.
         table: Its blocks in order; empty while it waits.
-        computed: Positions `0 .. computed-1` have valid KV in `table`.
+        computed: Positions `0 .. computed-1` have valid KV in `table`, and windows at their end; behind a replay, more
+            blocks of `table` have it.
+        reached: Behind the furthest row computed in this epoch, rejected drafts included.
+        right_from: From this position on, windows are right.
         published: Leading blocks of `table` that are in the prefix index.
         epoch: Counts openings on the executor.
         running: Holds blocks and is open on the executor.
@@ -90,6 +95,8 @@ class Live:
     keys: list[BlockKey] = field(default_factory=list)
     table: list[BlockId] = field(default_factory=list)
     computed: int = 0
+    reached: int = 0
+    right_from: int = 0
     published: int = 0
     epoch: Epoch = Epoch(0)
     running: bool = False
@@ -109,6 +116,11 @@ class Live:
     _probs_out: list[TokenProbs] = field(default_factory=list)
     _ending: Ending | None = None
     _signal: Signal = field(default_factory=Signal)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with an error."""
+        return self._ending is not None and self._ending.failed
 
     @property
     def todo(self) -> int:
@@ -139,6 +151,7 @@ class Live:
     def reset(self) -> None:
         """Forget device state (preempted, or the executor was lost); blocks are the caller's business."""
         self.table, self.computed, self.published = [], 0, 0
+        self.reached = self.right_from = 0
         self.running, self.drafts = False, None
 
     def push(self, tokens: Sequence[int], probs: Sequence[TokenProbs], ending: Ending | None) -> None:

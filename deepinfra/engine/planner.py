@@ -13,20 +13,30 @@ from dataclasses import dataclass, field
 from deepinfra.core.ids import BlockId, BlockKey, Epoch, SeqId
 from deepinfra.core.model import ExecutorLimits
 from deepinfra.core.request import CachedTokens
-from deepinfra.core.step import Choice, Fill, SeqOpen, StepPlan, WorkItem
+from deepinfra.core.step import Choice, Fill, SeqOpen, Snapshot, StepPlan, WorkItem
 from deepinfra.engine.blocks import BlockPool
 from deepinfra.engine.live import Live
+from deepinfra.engine.snapshots import Snapshots
 
 __all__ = ("Arrived", "Planned", "Planner")
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A loaded record in a staging slot, waiting to be filled into a device block."""
+    """A loaded record in a staging slot, waiting to be filled into a device block.
+
+    Attributes:
+        slot: Where it is.
+        key: Of its block.
+        tier: Where it came from.
+        live: For whom it was loaded: block `index` of its prompt.
+    """
 
     slot: int
     key: BlockKey
     tier: str
+    live: Live
+    index: int
 
 
 @dataclass(slots=True)
@@ -39,6 +49,7 @@ class Planned:
     preempted: tuple[SeqId, ...]
     slots: tuple[int, ...]
     fills: tuple[Fill, ...] = ()
+    filled: tuple[Arrived, ...] = ()
 
 
 @dataclass(slots=True)
@@ -49,14 +60,17 @@ class _Draft:
     items: list[WorkItem] = field(default_factory=list)
     opened: list[SeqOpen] = field(default_factory=list)
     preempted: list[SeqId] = field(default_factory=list)
+    restored: list[int] = field(default_factory=list)
     planned: set[SeqId] = field(default_factory=set)
 
 
 class Planner:
     """Plans steps over one block pool and one executor's limits; `running` are the sequences that hold blocks."""
 
-    def __init__(self, blocks: BlockPool, limits: ExecutorLimits) -> None:
-        self._blocks, self._limits = blocks, limits
+    def __init__(self, blocks: BlockPool, limits: ExecutorLimits, snapshots: Snapshots) -> None:
+        self._blocks, self._limits, self._snapshots = blocks, limits, snapshots
+        # Windows are rolled back by rejected drafts, and keep no more rows for that than they say.
+        self._most_drafts = snapshots.plan.reach if snapshots.plan.rows else limits.max_step_tokens
         self._step = 0
         self._closed: list[SeqId] = []
         self.running: dict[SeqId, Live] = {}
@@ -69,19 +83,26 @@ class Planner:
             del self.running[live.spec.seq]
         live.reset()
 
-    def plan(self, choice: Choice, lives: Mapping[SeqId, Live], arrived: Sequence[Arrived]) -> Planned | None:
+    def plan(
+        self,
+        choice: Choice,
+        lives: Mapping[SeqId, Live],
+        arrived: Sequence[Arrived],
+        snapshots: tuple[Snapshot, ...] = (),
+    ) -> Planned | None:
         """Fit a choice.
 
         Args:
             choice: The Scheduler's decision; unknown or finished sequences in it are left out.
             lives: Sequences of the pool that are not over.
             arrived: Loaded records; all of their slots are free again after the step.
+            snapshots: What the step is to take before anything else; with any, there is a step.
 
         Returns:
-            The step, or `None` if nothing was decided. A step without items and fills is not for the executor: it
-            only says who was preempted.
+            The step, or `None` if nothing was decided. A step without items, fills and snapshots is not for the
+            executor: it only says who was preempted.
         """
-        fills = self._fill(arrived)
+        fills, filled = self._fill(arrived)
         draft = _Draft(budget=self._limits.max_step_tokens)
         victims = [lives[seq] for seq in choice.preempt if seq in lives and lives[seq].running]
         for grant in choice.run:
@@ -94,10 +115,11 @@ class Planner:
                 self._open(live, min(grant.max_tokens, draft.budget), draft, alone=not self.running)
         if not draft.items:
             self._break_deadlock(draft)
-        if not draft.items and not fills and not draft.preempted:
+        work = bool(draft.items or fills or snapshots)
+        if not work and not draft.preempted:
             return None
         closed: tuple[SeqId, ...] = ()
-        if draft.items or fills:
+        if work:
             closed, self._closed = tuple(self._closed), []
         self._step += 1
         plan = StepPlan(
@@ -107,22 +129,24 @@ class Planner:
             closed=closed,
             fills=tuple(fills),
             masked=any(item.samples and lives[item.seq].matcher is not None for item in draft.items),
+            snapshots=snapshots,
         )
         return Planned(
             plan=plan,
             lives={item.seq: lives[item.seq] for item in draft.items},
             opened=frozenset(opened.seq for opened in draft.opened),
             preempted=tuple(draft.preempted),
-            slots=tuple(record.slot for record in arrived),
+            slots=(*(record.slot for record in arrived), *draft.restored),
             fills=tuple(fills),
+            filled=tuple(filled),
         )
 
     # -- loaded records ----------------------------------------------------------------------------
 
-    def _fill(self, arrived: Sequence[Arrived]) -> list[Fill]:
+    def _fill(self, arrived: Sequence[Arrived]) -> tuple[list[Fill], list[Arrived]]:
         """Put loaded records into free blocks and publish them; what does not fit is dropped (it will be computed)."""
         fills: list[Fill] = []
-        filled: list[BlockId] = []
+        filled: list[Arrived] = []
         for record in arrived:
             if self._blocks.find(record.key) is not None:
                 continue
@@ -131,15 +155,18 @@ class Planner:
                 break
             self._blocks.publish(taken[0], record.key)
             fills.append(Fill(record.slot, taken[0]))
-            filled.extend(taken)
+            filled.append(record)
         # Released only now: a block freed inside the loop could be taken again for the next record.
-        self._blocks.release(filled)
-        return fills
+        self._blocks.release([fill.block for fill in fills])
+        return fills, filled
 
     # -- sequences ---------------------------------------------------------------------------------
 
     def _open(self, live: Live, most: int, draft: _Draft, alone: bool) -> None:
-        """Open a waiting sequence behind its prefix hit, if its chunk fits; `alone` it may begin with a shorter one."""
+        """Open a waiting sequence behind its prefix hit, if its chunk fits; `alone` it may begin with a shorter one.
+
+        Where windows are to be rebuilt first, it begins in the hit: those rows write no block.
+        """
         size = self._blocks.block_size
         keys = live.extend_keys(size)
         hit = self._blocks.match(keys)
@@ -147,7 +174,8 @@ class Planner:
         while hit and (len(hit) * size) % grid:
             hit.pop()
         cached = len(hit) * size
-        start = min(cached, len(live.tokens) - 1)
+        resume = self._snapshots.resume(live, cached)
+        start = resume.start
         self._blocks.share(hit)
         live.table, live.computed, live.published = hit, start, len(hit)
         length = self._fit(live, start, min(most, len(live.tokens) - start))
@@ -162,6 +190,9 @@ class Planner:
         live.epoch = Epoch(live.epoch + 1)
         live.running = True
         self.running[live.spec.seq] = live
+        self._snapshots.resumed(live, resume, cached)
+        if resume.slot >= 0:
+            draft.restored.append(resume.slot)
         if not live.opened_before:
             live.opened_before = True
             live.cached = self._cached(live, keys, start)
@@ -176,6 +207,7 @@ class Planner:
                 seed=live.spec.seed,
                 choice=live.spec.choice,
                 sampling=live.spec.sampling,
+                restore=resume.slot,
             )
         )
         self._add(live, start, length, cached, (), fresh, draft)
@@ -193,14 +225,19 @@ class Planner:
             else:
                 store[tier] = store.get(tier, 0) + tokens
         ages_s = {} if live.source is None else live.source.ages_s
-        return CachedTokens(device=device, store=store, age_s={tier: ages_s[tier] for tier in store if tier in ages_s})
+        return CachedTokens(
+            device=device,
+            store=store,
+            age_s={tier: ages_s[tier] for tier in store if tier in ages_s},
+            approximate=start > 0 and self._snapshots.plan.mode == "bounded",
+        )
 
     def _advance(self, live: Live, most: int, draft: _Draft, victims: list[Live]) -> None:
         """Give a running sequence its next chunk, or its next token with drafts."""
         start = live.computed
         drafts: tuple[int, ...] = ()
         if live.todo == 1 and live.drafts is not None:
-            drafts = live.drafts.tokens[: max(0, min(most - 1, live.room - 1))]
+            drafts = live.drafts.tokens[: max(0, min(most - 1, live.room - 1, self._most_drafts))]
         length = self._fit(live, start, min(most, live.todo)) + len(drafts)
         if length <= len(drafts):
             return

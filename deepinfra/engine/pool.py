@@ -28,6 +28,7 @@ from deepinfra.engine.saver import Saver
 from deepinfra.engine.sources import find_source, namespace_of, public_blocks
 from deepinfra.engine.stats import PoolStats, State, StepTally
 from deepinfra.engine.stepper import Stepper
+from deepinfra.engine.windows import ReplayMode, SnapshotMode, window_plan
 from deepinfra.errors import (
     EngineNotRunningError,
     ExecutorLost,
@@ -72,6 +73,9 @@ class Pool(AsyncContextManagerMixin):
         speculator: Guesses tokens.
         placer: Places experts; refused unless the executor provides `placement`.
         name: For logs and metrics.
+        replay: How windows are rebuilt behind a cached prefix where no snapshot is found; `bounded` is an
+            approximation and has a cache of its own.
+        snapshots: Where snapshots of windows are kept.
 
     Attributes:
         limits: The executor's; while a lost one is replaced, and after the pool gave up, those of its last life.
@@ -86,12 +90,14 @@ class Pool(AsyncContextManagerMixin):
         speculator: Speculator | None = None,
         placer: ExpertPlacer | None = None,
         name: str = "pool",
+        replay: ReplayMode = "exact",
+        snapshots: SnapshotMode = "disk",
         clock: Clock | None = None,
         offload: Offload | None = None,
     ) -> None:
         self.scheduler, self.executor, self.store, self.speculator = scheduler, executor, store, speculator
         self.placer = placer
-        self.name = name
+        self.name, self.replay, self.snapshots = name, replay, snapshots
         self.clock: Clock = clock or SystemClock()
         self.offload: Offload = offload or ThreadOffload()
         self.state: State = "stopped"
@@ -107,9 +113,9 @@ class Pool(AsyncContextManagerMixin):
     def _check(self) -> None:
         """Refuse parts that do not fit, before anything is acquired."""
         provides, layout = self.executor.provides, self.executor.layout
-        if any(group.kind != "full" for group in layout.groups):
+        if states := [group.name for group in layout.groups if group.kind == "state"]:
             raise UnsupportedCombination(
-                "this engine keeps full KV only; the executor's layout has window or state groups"
+                f"this engine keeps full KV and windows; the executor's layout has state groups: {', '.join(states)}"
             )
         if self.placer is not None and "placement" not in provides:
             raise UnsupportedCombination("a placer is configured, but the executor does not place experts")
@@ -144,9 +150,9 @@ class Pool(AsyncContextManagerMixin):
         self._stepper = None
         self._drafting = Drafting(self.speculator) if self.speculator is not None else None
         self.scheduler.meet(self.executor.speed)
-        self._saver = (
-            Saver(self.store, self.executor.layout, self.executor.identity.model) if self.store is not None else None
-        )
+        self._saver = None
+        if self.store is not None:
+            self._saver = Saver(self.store, self.executor.layout, self.executor.identity.model, self.snapshots)
         try:
             with collapsed():
                 async with AsyncExitStack() as stack:
@@ -169,12 +175,14 @@ class Pool(AsyncContextManagerMixin):
                 with collapsed():
                     async with self.executor, anyio.create_task_group() as tasks:
                         self.limits = self.executor.limits
+                        self._windows = window_plan(self.executor.layout, self.replay, self.limits.grid)
                         self._stepper = stepper = self._new_stepper(tasks)
                         if self._saver is not None:
                             tasks.start_soon(self._saving, self._saver, stepper)
                         self.state = "ready"
                         if not started:
                             started = True
+                            self._say_windows()
                             task_status.started()
                         lost = await stepper.run()
                         tasks.cancel_scope.cancel()
@@ -204,12 +212,27 @@ class Pool(AsyncContextManagerMixin):
                 self._fail(PoolFailedError(f"one of its parts raised {type(error).__name__}; the log says more"))
                 return
 
+    def _say_windows(self) -> None:
+        """Log what a cached prefix must have to be worth anything."""
+        plan = self._windows
+        if plan.rows:
+            _log.info(
+                "pool %s: windows come back from snapshots (%s), or by computing %d rows again (%s replay): without a "
+                "snapshot the smallest reusable prefix has %d tokens",
+                self.name,
+                self.snapshots if self.store is not None else "off: no store",
+                plan.rows,
+                plan.mode,
+                plan.least_prefix,
+            )
+
     def _new_stepper(self, tasks: TaskGroup) -> Stepper:
         return Stepper(
             self.scheduler,
             self.executor,
             drafting=self._drafting,
             saver=self._saver,
+            windows=self._windows,
             roster=self._roster,
             tally=self._tally,
             clock=self.clock,
@@ -265,14 +288,14 @@ class Pool(AsyncContextManagerMixin):
             RequestError: Its constraint is wrong.
         """
         matcher = await self._matcher(spec)
-        namespace = namespace_of(self.executor, self._recipe_version, spec.tenant, spec.salt)
+        namespace = namespace_of(self.executor, self._recipe_version, spec.tenant, spec.salt, self.replay)
         live = Live(
             spec=spec,
             root=root_key(namespace),
             tokens=list(spec.tokens),
             prefill_only=prefill_only,
             matcher=matcher,
-            public=public_blocks(self.executor, self._recipe_version, spec),
+            public=public_blocks(self.executor, self._recipe_version, spec, self.replay),
         )
         if len(live.tokens) > _INLINE_TOKENS:
             await self.offload(live.extend_keys, self.executor.layout.block_size)
@@ -284,12 +307,7 @@ class Pool(AsyncContextManagerMixin):
         # Not before the wait: a pool that failed meanwhile has told every sequence it knew, and not this one.
         if self.state in ("failed", "stopped"):
             raise self.failure or EngineNotRunningError
-        stepper = self._stepper
-        device = 0 if stepper is None else len(stepper.blocks.match(live.keys))
-        held = len(live.source.refs) if live.source is not None else 0
-        if held > device:
-            self._roster.fetchable.add(spec.seq)
-        cached = min(max(device, held) * self.executor.layout.block_size, len(live.tokens) - 1)
+        cached = self._cached(live)
         self.scheduler.add(
             Job(
                 seq=spec.seq,
@@ -310,6 +328,21 @@ class Pool(AsyncContextManagerMixin):
             if self.state in ("failed", "stopped"):
                 self._roster.forget(live)
 
+    def _cached(self, live: Live) -> int:
+        """Tokens that need not be computed, once what the store has of them is loaded; notes if anything is to be."""
+        stepper, source, size, known = self._stepper, live.source, self.executor.layout.block_size, len(live.tokens)
+        device = 0 if stepper is None else len(stepper.blocks.match(live.keys)) * size
+        first_row = self._windows.first_row(device, known)
+        held, best = device, first_row
+        if source is not None:
+            held = max(device, len(source.refs) * size)
+            snapshot = self._windows.deepest(((index + 1) * size for index in source.snapshots), held, known)
+            best = max(self._windows.first_row(held, known), snapshot)
+        if best > first_row:
+            self._roster.fetchable.add(live.spec.seq)
+        self._tally.hits_too_short += bool(self._windows.rows and held and not best)
+        return best
+
     async def _matcher(self, spec: SeqSpec) -> Matcher | None:
         if spec.constraint is None:
             return None
@@ -328,7 +361,8 @@ class Pool(AsyncContextManagerMixin):
         except Exception:
             _log.exception("pool %s: the store failed to match", self.name)
         if handoff is None and self._saver is not None:
-            self._saver.missed(live.keys[len(live.source.refs) if live.source is not None else 0 :])
+            source = live.source
+            self._saver.matched(live.keys, len(source.refs) if source else 0, source.snapshots if source else ())
 
     async def _look(self, live: Live) -> Miss:
         """Find out where the search for a sequence's blocks ends, for `Explanation`."""
@@ -347,7 +381,16 @@ class Pool(AsyncContextManagerMixin):
         stepper = self._stepper
         if stepper is None:
             raise ExecutorLost("the executor was lost before the handoff")
-        return await export(live, stepper.blocks, stepper.slots, self.executor.memory, self._roster.wake)
+        return await export(
+            live,
+            stepper.blocks,
+            stepper.slots,
+            self.executor.memory,
+            self.executor.layout,
+            self._roster.wake,
+            stepper.snapshots,
+            self.offload,
+        )
 
     def view(self) -> tuple[int, int]:
         """(waiting, running) sequences; what a route needs to know."""
@@ -356,10 +399,15 @@ class Pool(AsyncContextManagerMixin):
 
     async def settle(self) -> None:
         """Wait until no sequence and no load is left and queued KV is saved."""
-        while (self._roster.lives or self._roster.loading) and self.state in ("ready", "starting"):
+        while self._busy and self.state in ("ready", "starting"):
             await self._roster.empty.wait()
         if self._saver is not None and self.state == "ready":
             await self._saver.flush()
+
+    @property
+    def _busy(self) -> bool:
+        taking = self._stepper is not None and self._stepper.snapshots.busy
+        return bool(self._roster.lives or self._roster.loading or taking)
 
     def stats(self) -> PoolStats:
         """Numbers so far."""
@@ -390,4 +438,11 @@ class Pool(AsyncContextManagerMixin):
             overhead_seconds=self._tally.overhead,
             store=store,
             scheduler=self.scheduler.stats(),
+            step_failures=self._tally.failures,
+            least_prefix=self._windows.least_prefix if stepper else 0,
+            rows_replayed=self._tally.replayed,
+            hits_too_short=self._tally.hits_too_short,
+            snapshots_taken=self._tally.snapshots,
+            snapshots_dropped=self._tally.snapshots_dropped,
+            snapshots_restored=self._tally.restored,
         )

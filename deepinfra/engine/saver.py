@@ -9,8 +9,10 @@ only for the batch that is being copied to staging (at most 5 % of the pool).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal
 
 import anyio
 
@@ -21,6 +23,7 @@ from deepinfra.engine.frames import write_frame
 from deepinfra.engine.live import Live
 from deepinfra.engine.staging import Slots
 from deepinfra.engine.stream import Signal
+from deepinfra.engine.windows import SnapshotMode
 from deepinfra.errors import ExecutorLost
 from deepinfra.interfaces.executor import KVMemory
 from deepinfra.interfaces.kvstore import KVStore
@@ -39,7 +42,10 @@ _RETRY_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class SaveItem:
-    """A published block and what its record will say."""
+    """A published block, or the snapshot at its end, and what its record will say.
+
+    A snapshot is in staging already: `slot` is the queue's from when it is offered. A block has none (-1).
+    """
 
     key: BlockKey
     parent: BlockKey
@@ -47,16 +53,34 @@ class SaveItem:
     namespace: bytes
     tenant: str
     retention: Retention
+    slot: int = -1
+
+    @property
+    def id(self) -> bytes:
+        """What it is remembered by."""
+        return self.key if self.slot < 0 else _snapshot_id(self.key)
+
+
+def _snapshot_id(key: BlockKey) -> bytes:
+    return key + b"snapshot"
 
 
 class Saver:
-    """Copies published blocks into a store; one per pool, run as a task inside the executor's life."""
+    """Copies published blocks, and snapshots, into a store; one per pool, run as a task inside the executor's life.
 
-    def __init__(self, store: KVStore, layout: KVLayout, model: str) -> None:
-        self._store, self._layout, self._model = store, layout, model
+    Args:
+        store: Where to.
+        layout: The executor's.
+        model: Its name.
+        snapshots: Where snapshots are kept.
+    """
+
+    def __init__(self, store: KVStore, layout: KVLayout, model: str, snapshots: SnapshotMode = "disk") -> None:
+        self._store, self._layout, self._model, self._snapshots = store, layout, model, snapshots
+        self._fastest: str | None = None
         self._queue: deque[SaveItem] = deque()
         self._touches: deque[tuple[tuple[BlockKey, ...], Retention]] = deque(maxlen=1024)
-        self._known: OrderedDict[BlockKey, None] = OrderedDict()
+        self._known: OrderedDict[bytes, None] = OrderedDict()
         self._signal = Signal()
         self._idle = anyio.Event()
         self._idle.set()
@@ -70,33 +94,81 @@ class Saver:
 
     def offer(self, live: Live, blocks: Sequence[int]) -> None:
         """Queue published blocks of a sequence (indices into its table) unless known to be saved; never waits."""
-        size = self._layout.block_size
         for index in blocks:
-            key, owner, retention = live.keys[index], live.owner(index), live.spec.retention
-            if owner.tenant != live.spec.tenant and (retention.traffic == "none" or not retention.disk):
-                retention = Retention()  # what everybody shares is not what this request wants kept to itself
-            if retention.traffic == "none" or key in self._known:
+            if live.keys[index] in self._known or (item := self._item(live, index)) is None:
                 continue
             if len(self._queue) >= _QUEUE:
                 self.dropped += 1
                 return
-            self._know(key)
-            self._queue.append(
-                SaveItem(
-                    key=key,
-                    parent=owner.parent,
-                    tokens=tuple(live.tokens[index * size : (index + 1) * size]),
-                    namespace=owner.namespace,
-                    tenant=owner.tenant,
-                    retention=retention,
-                )
-            )
-            self._wake()
+            self._put(item)
 
-    def missed(self, keys: Sequence[BlockKey]) -> None:
-        """Take the store's word that it does not hold these (any more): computed again, they are saved again."""
-        for key in keys:
+    def promote(self, live: Live, index: int, tier: str) -> None:
+        """Offer a loaded block once more, if the store has a faster tier for it than the one it came from."""
+        if not self._store.promotes:
+            return
+        if self._fastest is None:
+            self._fastest = next(iter(self._store.stats().by_tier), "")
+        if tier != self._fastest:
+            self._known.pop(live.keys[index], None)
+            self.offer(live, (index,))
+
+    def _item(self, live: Live, index: int) -> SaveItem | None:
+        """What the record of a block says; `None` if its sequence wants it kept nowhere."""
+        size, owner, retention = self._layout.block_size, live.owner(index), live.spec.retention
+        if owner.tenant != live.spec.tenant and (retention.traffic == "none" or not retention.disk):
+            retention = Retention()  # what everybody shares is not what this request wants kept to itself
+        if retention.traffic == "none":
+            return None
+        return SaveItem(
+            key=live.keys[index],
+            parent=owner.parent,
+            tokens=tuple(live.tokens[index * size : (index + 1) * size]),
+            namespace=owner.namespace,
+            tenant=owner.tenant,
+            retention=retention,
+        )
+
+    # -- snapshots ---------------------------------------------------------------------------------
+
+    def snapshot(self, live: Live, position: int) -> SaveItem | None:
+        """What the record of a snapshot says; `None` if it is not wanted, or known to be kept. Now known to come."""
+        index = position // self._layout.block_size - 1
+        if self._snapshots == "off" or _snapshot_id(live.keys[index]) in self._known:
+            return None
+        item = self._item(live, index)
+        if item is None:
+            return None
+        if self._snapshots == "ram":
+            item = replace(item, retention=replace(item.retention, disk=False))
+        self._know(_snapshot_id(item.key))
+        return item
+
+    def offer_snapshot(self, item: SaveItem, slot: int) -> bool:
+        """Queue a snapshot that is in a staging slot; unless there is no room, the slot is the queue's."""
+        if len(self._queue) >= _QUEUE:
+            return False
+        self._put(replace(item, slot=slot))
+        return True
+
+    def forget_snapshot(self, item: SaveItem) -> None:
+        """A snapshot that was to come does not."""
+        self._known.pop(_snapshot_id(item.key), None)
+
+    # -- what the store says -----------------------------------------------------------------------
+
+    def matched(self, keys: Sequence[BlockKey], blocks: int, snapshots: Collection[int]) -> None:
+        """Take the store's word for what it holds: `blocks` leading ones and the snapshots at the end of some.
+
+        What it does not hold (any more) is saved again once it is computed again.
+        """
+        for key in keys[blocks:]:
             self._known.pop(key, None)
+        if self._layout.snapshot_nbytes:
+            for index, key in enumerate(keys):
+                if index in snapshots:
+                    self._know(_snapshot_id(key))
+                else:
+                    self._known.pop(_snapshot_id(key), None)
 
     def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
         """Tell the store, some time, that blocks were used on the device."""
@@ -125,6 +197,7 @@ class Saver:
             pass
         finally:
             self.dropped += len(self._queue)
+            slots.give([item.slot for item in self._queue if item.slot >= 0])
             self._queue.clear()
             self._touches.clear()
             self._known.clear()
@@ -137,65 +210,70 @@ class Saver:
         if not self._queue:
             return
         most = max(1, blocks.num_blocks // 20)
-        taken = slots.take(min(most, len(self._queue)), leave=1 if slots.num_slots > 1 else 0)
-        if not taken:
+        need = sum(item.slot < 0 for item in islice(self._queue, most))
+        taken = slots.take(need, leave=1 if slots.num_slots > 1 else 0)
+        if need and not taken:
             await anyio.sleep(_RETRY_S)
             return
+        room = list(taken)
+        batch: list[tuple[SaveItem, BlockId | None]] = []
         try:
-            batch: list[tuple[SaveItem, BlockId]] = []
-            while self._queue and len(batch) < len(taken):
+            while self._queue and len(batch) < most and (room or self._queue[0].slot >= 0):
                 item = self._queue.popleft()
-                block = blocks.find(item.key)
-                if block is None:
+                if item.slot >= 0:
+                    taken.append(item.slot)
+                    batch.append((item, None))
+                elif (block := blocks.find(item.key)) is None:
                     self._known.pop(item.key, None)
                     self.dropped += 1
                 else:
-                    batch.append((item, block))
+                    batch.append((replace(item, slot=room.pop()), block))
             if batch:
-                await self._save(batch, memory, blocks, taken, freed)
+                await self._save(batch, memory, blocks, freed)
         finally:
             slots.give(taken)
             freed.set()
 
     async def _save(
-        self,
-        batch: Sequence[tuple[SaveItem, BlockId]],
-        memory: KVMemory,
-        blocks: BlockPool,
-        slots: Sequence[int],
-        freed: Signal,
+        self, batch: Sequence[tuple[SaveItem, BlockId | None]], memory: KVMemory, blocks: BlockPool, freed: Signal
     ) -> None:
-        read = [block for _, block in batch]
+        drained = [(block, item.slot) for item, block in batch if block is not None]
+        read = [block for block, _ in drained]
         blocks.share(read)
         try:
             # Shielded: a copy under way must not write into slots that somebody else has been given.
             with anyio.CancelScope(shield=True):
-                await memory.drain(read, slots[: len(batch)])
+                await memory.drain(read, [slot for _, slot in drained])
         finally:
             blocks.release(read)
             freed.set()
-        nbytes = FRAME_NBYTES + self._layout.block_nbytes
-        records: list[KVRecord] = []
-        for (item, _), slot in zip(batch, slots, strict=False):
-            data = memory.slot(slot)
-            write_frame(data, item.key)
-            records.append(
-                KVRecord(
-                    ref=RecordRef(item.key, "block", nbytes),
-                    parent=item.parent,
-                    namespace=item.namespace,
-                    tenant=item.tenant,
-                    model=self._model,
-                    tokens=item.tokens,
-                    retention=item.retention,
-                    data=data,
-                )
-            )
+        records = [self._record(item, memory.slot(item.slot), is_block=block is not None) for item, block in batch]
         await self._store.save(records)
         self.saved += len(records)
 
-    def _know(self, key: BlockKey) -> None:
-        self._known[key] = None
+    def _record(self, item: SaveItem, slot: memoryview, *, is_block: bool) -> KVRecord:
+        """Frame what is in a slot."""
+        kind: Literal["block", "snapshot"] = "block" if is_block else "snapshot"
+        nbytes = FRAME_NBYTES + (self._layout.block_nbytes if is_block else self._layout.snapshot_nbytes)
+        write_frame(slot[:nbytes], item.key, kind)
+        return KVRecord(
+            ref=RecordRef(item.key, kind, nbytes),
+            parent=item.parent,
+            namespace=item.namespace,
+            tenant=item.tenant,
+            model=self._model,
+            tokens=item.tokens,
+            retention=item.retention,
+            data=slot[:nbytes],
+        )
+
+    def _put(self, item: SaveItem) -> None:
+        self._know(item.id)
+        self._queue.append(item)
+        self._wake()
+
+    def _know(self, record_id: bytes) -> None:
+        self._known[record_id] = None
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)
 

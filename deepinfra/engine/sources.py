@@ -8,28 +8,34 @@ from deepinfra.core.ids import BlockKey
 from deepinfra.core.kv import FRAME_NBYTES, KVLayout, Match, Namespace, PublicBlocks, RecordRef, root_key
 from deepinfra.core.request import PUBLIC, SeqSpec
 from deepinfra.engine.live import Live, Source
+from deepinfra.engine.windows import ReplayMode
 from deepinfra.interfaces.executor import Executor
 from deepinfra.interfaces.kvstore import KVStore
 
 __all__ = ("find_source", "namespace_of", "public_blocks")
 
 
-def namespace_of(executor: Executor, recipe_version: str, tenant: str, salt: str = "") -> Namespace:
-    """Whose KV, and what its bytes mean."""
+def namespace_of(
+    executor: Executor, recipe_version: str, tenant: str, salt: str = "", replay: ReplayMode = "exact"
+) -> Namespace:
+    """Whose KV, and what its bytes mean; with windows that are rebuilt approximately, they mean something else."""
     identity = executor.identity
+    approximate = replay == "bounded" and any(group.kind == "window" for group in executor.layout.groups)
     return Namespace(
         weights=identity.weights,
         adapter=identity.adapter,
         recipe=recipe_version,
         kv_dtype=identity.kv_dtype,
         layout=executor.layout.fingerprint,
-        numerics=identity.numerics,
+        numerics=f"{identity.numerics}+bounded" if approximate else identity.numerics,
         tenant=tenant,
         salt=salt,
     )
 
 
-def public_blocks(executor: Executor, recipe_version: str, spec: SeqSpec) -> PublicBlocks | None:
+def public_blocks(
+    executor: Executor, recipe_version: str, spec: SeqSpec, replay: ReplayMode = "exact"
+) -> PublicBlocks | None:
     """The blocks of a sequence that lie whole in a public prefix, where its tenant does not own these anyway.
 
     A salt asks to share with nobody, so it shares nothing public either.
@@ -37,7 +43,7 @@ def public_blocks(executor: Executor, recipe_version: str, spec: SeqSpec) -> Pub
     blocks = spec.public // executor.layout.block_size
     if not blocks or spec.salt or spec.tenant == PUBLIC:
         return None
-    return PublicBlocks(root_key(namespace_of(executor, recipe_version, PUBLIC)), blocks)
+    return PublicBlocks(root_key(namespace_of(executor, recipe_version, PUBLIC, replay=replay)), blocks)
 
 
 async def find_source(store: KVStore, live: Live, layout: KVLayout) -> Source | None:
@@ -59,4 +65,5 @@ async def find_source(store: KVStore, live: Live, layout: KVLayout) -> Source | 
     ages_s: dict[str, float] = {}
     for hit in match.tiers:
         ages_s[hit.tier] = max(hit.age_s, ages_s.get(hit.tier, 0.0))
-    return Source(store, refs, (*tiers, *["store"] * (len(refs) - len(tiers))), ages_s)
+    snapshots = tuple(index for index in match.snapshots if 0 <= index < len(refs)) if layout.snapshot_nbytes else ()
+    return Source(store, refs, (*tiers, *["store"] * (len(refs) - len(tiers))), ages_s, snapshots)

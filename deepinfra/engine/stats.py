@@ -51,9 +51,24 @@ class Histogram:
 
 @dataclass(slots=True, eq=False)
 class StepTally:
-    """A pool's steps so far: how many, how many preemptions, seconds inside and outside the executor."""
+    """A pool's steps so far: how many, how many preemptions, seconds inside and outside the executor.
+
+    Attributes:
+        failures: Steps that failed.
+        replayed: Rows computed again although their blocks were there, for the windows' sake.
+        hits_too_short: Sequences that began at their first token, because what was cached saves nothing.
+        snapshots: Taken.
+        snapshots_dropped: Wanted and not taken, or not kept: no slot, out of reach, or the step failed.
+        restored: Sequences that began behind a snapshot.
+    """
 
     steps: int = 0
+    failures: int = 0
+    replayed: int = 0
+    hits_too_short: int = 0
+    snapshots: int = 0
+    snapshots_dropped: int = 0
+    restored: int = 0
     preemptions: int = 0
     seconds: Histogram = field(default_factory=Histogram)
     overhead: float = 0.0
@@ -69,6 +84,13 @@ class PoolStats:
         slots_free: Staging slots in nobody's hands.
         step_seconds: Time inside the executor per step.
         overhead_seconds: Wall time of steps outside the executor, summed.
+        step_failures: Steps that failed.
+        least_prefix: Tokens of the smallest cached prefix that saves computing where there is no snapshot at its end.
+        rows_replayed: Rows computed again although their blocks were cached, for the windows' sake.
+        hits_too_short: Sequences computed from their first token although something shorter than that was cached.
+        snapshots_taken: Snapshots of windows taken.
+        snapshots_dropped: Snapshots wanted and not taken, or not kept.
+        snapshots_restored: Sequences that began behind a snapshot.
     """
 
     name: str
@@ -92,6 +114,13 @@ class PoolStats:
     overhead_seconds: float
     store: KVStats | None
     scheduler: SchedulerStats = SchedulerStats()
+    step_failures: int = 0
+    least_prefix: int = 0
+    rows_replayed: int = 0
+    hits_too_short: int = 0
+    snapshots_taken: int = 0
+    snapshots_dropped: int = 0
+    snapshots_restored: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,10 @@ from deepinfra.engine.matcher import masks_of
 from deepinfra.engine.planner import Planned, Planner
 from deepinfra.engine.roster import Roster
 from deepinfra.engine.saver import Saver
+from deepinfra.engine.snapshots import Snapshots
 from deepinfra.engine.staging import Slots
 from deepinfra.engine.stats import StepTally
+from deepinfra.engine.windows import WindowPlan
 from deepinfra.errors import ExecutorLost, Overloaded, StepFailed
 from deepinfra.interfaces.executor import Executor
 from deepinfra.interfaces.given import Clock, Offload
@@ -41,6 +43,7 @@ class Stepper:
         executor: Entered.
         drafting: The pool's drafts, if it has a Speculator.
         saver: Takes published blocks, if it has a store.
+        windows: What the executor's layout asks for.
         roster: The pool's sequences.
         tally: The pool's counts.
         clock: Time.
@@ -56,6 +59,7 @@ class Stepper:
         *,
         drafting: Drafting | None,
         saver: Saver | None,
+        windows: WindowPlan,
         roster: Roster,
         tally: StepTally,
         clock: Clock,
@@ -67,14 +71,21 @@ class Stepper:
         self._scheduler, self._executor, self._drafting, self._saver = scheduler, executor, drafting, saver
         self._roster, self._tally, self._clock, self._offload = roster, tally, clock, offload
         self._tasks, self._name = tasks, name
-        self._commits = Committer(scheduler, saver, drafting)
         self.blocks = BlockPool(limits.num_blocks, layout.block_size)
         self.slots = Slots(executor.memory.num_slots)
-        self.planner = Planner(self.blocks, limits)
-        self.loader = Loader(self.blocks, self.slots, executor.memory, offload)
+        self.snapshots = Snapshots(windows, self.slots, saver, tally, roster.wake)
+        self.planner = Planner(self.blocks, limits, self.snapshots)
+        self.loader = Loader(self.blocks, self.slots, executor.memory, self.snapshots, offload)
+        self._commits = Committer(scheduler, saver, drafting, self.snapshots)
 
     async def run(self) -> ExecutorLost:
         """Plan, submit, wait, commit, until cancelled or the executor is lost; returns the loss."""
+        try:
+            return await self._run()
+        finally:
+            self.snapshots.end()
+
+    async def _run(self) -> ExecutorLost:
         boundary = self._clock.now()
         while True:
             self.reap()
@@ -83,9 +94,9 @@ class Stepper:
                 self._fetch(seq)
             self._shed(choice)
             arrived = self.loader.collect()
-            planned = self.planner.plan(choice, self._roster.lives, arrived)
+            planned = self.planner.plan(choice, self._roster.lives, arrived, self.snapshots.due())
             self._mark_opened(planned)
-            if planned is None or not (planned.plan.items or planned.plan.fills):
+            if planned is None or not (planned.plan.items or planned.plan.fills or planned.plan.snapshots):
                 self.slots.give([record.slot for record in arrived])
                 self._preempted(planned)
                 await self._idle()
@@ -107,6 +118,7 @@ class Stepper:
             self._scheduler.finish(live.spec.seq)
             if self._drafting is not None:
                 self._drafting.forget(live)
+            self.snapshots.ended(live)
             self.planner.close(live)
             self._roster.forget(live)
 
@@ -116,6 +128,9 @@ class Stepper:
             # Only the end of the pool cancels this wait; then nobody plans on, so no block is reused under the step.
             result = await self._executed(planned)
         except StepFailed as error:
+            _log.warning("pool %s: %s", self._name, error)
+            self._tally.failures += 1
+            self.snapshots.failed()
             self._commits.failed(self.blocks, planned, error)
             return 0.0
         except ExecutorLost:
@@ -126,6 +141,10 @@ class Stepper:
             self.loader.slots_freed()
         self._tally.steps += 1
         self._tally.preemptions += len(planned.preempted)
+        self.snapshots.taken()
+        if self._saver is not None:
+            for record in planned.filled:
+                self._saver.promote(record.live, record.index, record.tier)
         self._commits.step(self.blocks, planned, result)
         if self._drafting is not None and result.seconds > 0 and all(item.samples for item in planned.plan.items):
             self._drafting.timed(sum(item.length for item in planned.plan.items), result.seconds)

@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 
 from deepinfra.core.drafts import Draft
 from deepinfra.core.ids import BlockId, BlockKey, SeqId
-from deepinfra.core.kv import Namespace, root_key
+from deepinfra.core.kv import KVGroup, KVLayout, Namespace, root_key
 from deepinfra.core.model import ExecutorLimits
 from deepinfra.core.request import SeqSpec
 from deepinfra.core.step import Choice, Grant
 from deepinfra.engine.blocks import BlockPool
 from deepinfra.engine.live import Live
 from deepinfra.engine.planner import Arrived, Planned, Planner
+from deepinfra.engine.snapshots import Snapshots
+from deepinfra.engine.staging import Slots
+from deepinfra.engine.stats import StepTally
+from deepinfra.engine.stream import Signal
+from deepinfra.engine.windows import ReplayMode, window_plan
 
 ROOT = root_key(Namespace(weights="w", recipe="r", kv_dtype="d", layout="l", tenant="t"))
 
@@ -24,6 +29,17 @@ ROOT = root_key(Namespace(weights="w", recipe="r", kv_dtype="d", layout="l", ten
 def live(seq: int, tokens: Sequence[int], max_tokens: int = 8) -> Live:
     spec = SeqSpec(seq=SeqId(seq), tokens=tuple(tokens), prompt_len=len(tokens), max_tokens=max_tokens, seed=0)
     return Live(spec=spec, root=ROOT, tokens=list(tokens))
+
+
+def snapshots(block_size: int, window: int = 0, mode: ReplayMode = "exact", grid: int = 1) -> Snapshots:
+    """None, of two layers with a window, or of none."""
+    groups = [KVGroup(name="full", kind="full", layers=(2,), nbytes_per_token=8)]
+    if window:
+        groups.append(KVGroup(name="window", kind="window", layers=(0, 1), nbytes_per_token=16, window=window))
+    layout = KVLayout(
+        block_size=block_size, block_nbytes=8 * block_size, dtype="d", groups=tuple(groups), snapshot_reach=2
+    )
+    return Snapshots(window_plan(layout, mode, grid), Slots(4), None, StepTally(), Signal())
 
 
 class Game:
@@ -44,7 +60,8 @@ class Game:
             grid=self.grid,
         )
         self.blocks = BlockPool(num_blocks, self.size)
-        self.planner = Planner(self.blocks, self.limits)
+        self.snapshots = snapshots(self.size, rng.choice((0, 0, 1, 3)), rng.choice(("exact", "bounded")), self.grid)
+        self.planner = Planner(self.blocks, self.limits, self.snapshots)
         self.lives = {
             SeqId(i): live(i, [rng.randrange(2) for _ in range(rng.randint(1, 12))]) for i in range(rng.randint(1, 5))
         }
@@ -58,7 +75,7 @@ class Game:
 
     def arrived(self) -> list[Arrived]:
         keys = [BlockKey(self.rng.randbytes(32)) for _ in range(self.rng.choice((0, 0, 1, 3)))]
-        return [Arrived(slot, key, "ram") for slot, key in enumerate(keys)]
+        return [Arrived(slot, key, "ram", live(0, [0]), 0) for slot, key in enumerate(keys)]
 
     def step(self) -> None:
         for state in self.lives.values():
@@ -88,7 +105,9 @@ class Game:
             end = item.start + item.length
             # Tiled: a step begins where the last one ended, or behind the hit.
             if item.seq in opened:
-                assert item.start in (held * self.size, len(state.tokens) - 1)
+                hit = held * self.size
+                assert item.start == self.snapshots.plan.first_row(hit, len(state.tokens))
+                assert not hit or item.write_from >= hit
                 assert opened[item.seq].blocks == tuple(state.table[:held])
             else:
                 assert item.start == self.known[item.seq]
@@ -100,6 +119,7 @@ class Game:
             if not item.samples:
                 assert known_end % self.grid == 0
             assert item.write_from >= item.start
+            assert not self.snapshots.plan.rows or len(item.drafts) <= self.snapshots.plan.reach
             taken.extend(item.blocks)
         assert len(set(taken)) == len(taken)
         for seq, state in self.lives.items():
@@ -145,7 +165,7 @@ def test_a_full_hit_computes_its_last_token_without_writing() -> None:
     blocks = BlockPool(8, 2)
     limits = ExecutorLimits(16, 4, 100, 100, 8, 4)
     first, second = live(1, [1, 2, 3, 4]), live(2, [1, 2, 3, 4])
-    planner = Planner(blocks, limits)
+    planner = Planner(blocks, limits, snapshots(blocks.block_size))
     lives = {SeqId(1): first, SeqId(2): second}
     planner.plan(Choice(run=(Grant(SeqId(1), 16),)), lives, [])
     for index, key in enumerate(first.extend_keys(2)):
@@ -159,7 +179,7 @@ def test_a_full_hit_computes_its_last_token_without_writing() -> None:
 
 def test_two_stuck_sequences_free_one_of_them() -> None:
     blocks = BlockPool(2, 1)
-    planner = Planner(blocks, ExecutorLimits(16, 4, 100, 100, 2, 1))
+    planner = Planner(blocks, ExecutorLimits(16, 4, 100, 100, 2, 1), snapshots(blocks.block_size))
     first, second = live(1, [1]), live(2, [2])
     lives = {SeqId(1): first, SeqId(2): second}
     both = Choice(run=(Grant(SeqId(1), 4), Grant(SeqId(2), 4)))

@@ -46,6 +46,11 @@ def check_covered(coverage: Coverage) -> None:
         "ended length",
         "ended constraint-failed",
         "ended cancelled",
+        "rows replayed",
+        "hits too short",
+        "snapshots taken",
+        "snapshots dropped",
+        "snapshots restored",
     ):
         assert coverage.counts[mechanism] > 0, coverage.counts
 
