@@ -19,7 +19,16 @@ from deepinfra.interfaces.recipe import Recipe, Tokenizer
 __all__ = ("Differs", "Explanation", "Miss", "Why", "explanation_of", "look", "names_of", "shared", "spelled")
 
 Why: TypeAlias = Literal[
-    "all-held", "too-short", "differs", "never-seen", "expired", "evicted", "damaged", "tier-down", "no-store"
+    "all-held",
+    "too-short",
+    "differs",
+    "never-seen",
+    "expired",
+    "evicted",
+    "damaged",
+    "tier-down",
+    "no-store",
+    "no-snapshot",
 ]
 """Why the search ended; see `explanation_of` for what each says."""
 
@@ -38,12 +47,15 @@ class Miss(NamedTuple):
         tiers: The blocks that are held, by tier, the device's first.
         missed: Why the next one is not; a word of `Match.missed`, `tier-down`, or `no-store`.
         other: Token ids that are held in its place: of the block that shares most with it, and of what follows that.
+        usable: Tokens behind which the sequence can go on; fewer than are held where window layers have no snapshot
+            there. -1: all.
     """
 
     block_size: int
     tiers: tuple[TierHit, ...]
     missed: str
     other: tuple[int, ...] = ()
+    usable: int = -1
 
     @property
     def blocks(self) -> int:
@@ -201,7 +213,15 @@ def explanation_of(miss: Miss, tokens: Sequence[int], recipe: Recipe, *, cached:
         )
     else:
         words = _words(why, miss, len(tokens))
-    if cached is not None and cached < min(held, len(tokens) - 1):
+    most = min(held, len(tokens) - 1)
+    usable = most if miss.usable < 0 else min(miss.usable, most)
+    if usable < most:
+        why = why if usable else "no-snapshot"
+        words = (
+            f"Of what is held, {usable} tokens can be reused: window layers begin only where a snapshot of them is "
+            f"held, or behind rows computed again. {words}"
+        )
+    if cached is not None and cached < usable:
         why = "damaged"
         words = (
             f"{miss.blocks} blocks were found, but not all of them could be loaded whole and in time; "
@@ -253,7 +273,7 @@ def _words(why: Why, miss: Miss, length: int) -> str:
                 f"The store did not answer in time or cannot be reached; what it holds behind block {miss.blocks} "
                 "counts as missing."
             )
-        case "no-store" | "differs":
+        case _:
             return f"{which} is not on the device, and there is no store behind it."
 
 

@@ -308,6 +308,8 @@ class Pool(AsyncContextManagerMixin):
         if self.state in ("failed", "stopped"):
             raise self.failure or EngineNotRunningError
         cached = self._cached(live)
+        if live.miss is not None:
+            live.miss = live.miss._replace(usable=cached)
         self.scheduler.add(
             Job(
                 seq=spec.seq,
