@@ -145,6 +145,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 HYBRIDS = ("gemma3", "gpt-oss")
 
+BYTES = "-bytes"
+"""Behind a name: the same model over bytes and control tokens, as `TinyRecipe` has them."""
+
 
 @pytest.fixture(params=list(FAMILIES))
 def family(request: pytest.FixtureRequest) -> str:
@@ -212,7 +215,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 
     def make(name: str) -> Made:
         if name not in known:
-            family, changes = FAMILIES[name]
+            family, changes = FAMILIES[name.removesuffix(BYTES)]
+            if name.endswith(BYTES):
+                changes = {**changes, "vocab_size": 260}
             torch.manual_seed(sum(name.encode()))
             config = getattr(transformers, f"{family}Config")(**{**SHAPE, **changes})
             model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()

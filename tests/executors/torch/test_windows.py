@@ -18,7 +18,6 @@ from deepinfra.executors.torch import TorchExecutor
 from deepinfra.executors.torch.config import decoder_config
 from deepinfra.executors.torch.plan import window_pages, window_reach
 from deepinfra.executors.torch.windows import Windows
-from deepinfra.models import open_model
 from deepinfra.testing.host import Host
 
 SIZE = 4
