@@ -34,12 +34,19 @@ _POOL_COUNTERS = (
     ("drafts_verified", "Draft tokens verified.", "drafts_verified"),
     ("drafts_accepted", "Draft tokens accepted.", "drafts_accepted"),
     ("overhead_seconds", "Wall time of steps outside the executor.", "overhead_seconds"),
+    ("step_failures", "Steps that failed.", "step_failures"),
+    ("rows_replayed", "Rows computed again behind a cached prefix, for sliding windows' sake.", "rows_replayed"),
+    ("hits_too_short", "Cached prefixes that saved nothing, because windows had to be rebuilt.", "hits_too_short"),
+    ("snapshots_taken", "Snapshots of sliding windows taken.", "snapshots_taken"),
+    ("snapshots_dropped", "Snapshots wanted and not taken, or not kept.", "snapshots_dropped"),
+    ("snapshots_restored", "Sequences that began behind a snapshot.", "snapshots_restored"),
 )
 
 _POOL_GAUGES = (
     ("saves_waiting", "Blocks waiting to be saved to the store.", "saves_waiting"),
     ("staging_slots", "Host staging slots.", "slots_total"),
     ("staging_slots_free", "Host staging slots in nobody's hands.", "slots_free"),
+    ("least_prefix_tokens", "Smallest cached prefix that saves computing without a snapshot.", "least_prefix"),
 )
 
 _STORE_COUNTERS = ("hits", "misses", "saved", "dropped", "damaged", "evicted", "expired", "renewed")

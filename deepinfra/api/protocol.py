@@ -84,13 +84,16 @@ class Extension:
         """`seed` reproduces the answer; `cached_tokens` are prompt tokens not computed, by tier.
 
         `cached_age_s` are seconds since the oldest of a tier's records was saved; the device and stores that do not
-        know are left out. `explain` is there if a header asked for it: why no more of the first prompt was found.
+        know are left out. `replay` is `bounded` where cached KV or windows are an approximation: the server is set up
+        to rebuild sliding windows so. `explain` is there if a header asked for it: why no more of the first prompt was
+        found.
         """
         explained: Json = {} if self.explanation is None else {"explain": explanation_json(self.explanation)}
         return {
             "seed": self.seed,
             "cached_tokens": {"device": self.cached.device, **self.cached.store},
             "cached_age_s": {tier: round(age_s, 3) for tier, age_s in self.cached.age_s.items()},
+            **({"replay": "bounded"} if self.cached.approximate else {}),
             **explained,
         }
 

@@ -215,6 +215,7 @@ def finish_of(reason: FinishReason, normally: str = "stop") -> str:
 def add_usage(parts: Iterable[Usage]) -> Usage:
     """Sum over prompts; a tier's age is that of the oldest record of any."""
     prompt = completion = reasoning = written = device = 0
+    approximate = False
     store: dict[str, int] = {}
     age_s: dict[str, float] = {}
     for usage in parts:
@@ -223,6 +224,7 @@ def add_usage(parts: Iterable[Usage]) -> Usage:
         reasoning += usage.reasoning_tokens
         written += usage.cache_write_tokens
         device += usage.cached.device
+        approximate = approximate or usage.cached.approximate
         for tier, tokens in usage.cached.store.items():
             store[tier] = store.get(tier, 0) + tokens
         for tier, age in usage.cached.age_s.items():
@@ -231,7 +233,7 @@ def add_usage(parts: Iterable[Usage]) -> Usage:
         prompt_tokens=prompt,
         completion_tokens=completion,
         reasoning_tokens=reasoning,
-        cached=CachedTokens(device=device, store=store, age_s=age_s),
+        cached=CachedTokens(device=device, store=store, age_s=age_s, approximate=approximate),
         cache_write_tokens=written,
     )
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from deepinfra.config.resolve import Blueprint, Part, PoolBlueprint
-from deepinfra.config.settings import PartChoice
+from deepinfra.config.settings import PartChoice, PoolSettings
 from deepinfra.config.sources import Key
-from deepinfra.interfaces import Component
+from deepinfra.interfaces import Component, Executor
+
+if TYPE_CHECKING:
+    from deepinfra.engine.windows import ReplayMode
 
 __all__ = ("Value", "explain")
 
@@ -55,10 +59,25 @@ def explain(blueprint: Blueprint, *, ask_parts: bool = False) -> tuple[Value, ..
     parts: list[Part[Component]] = [blueprint.recipe, *(part for pool in blueprint.pools for part in pool.parts)]
     for part in parts:
         for each in part.flat():
-            became |= {".".join((*each.at, name)): words for name, words in each.build().explain().items()}
+            built = each.build()
+            became |= {".".join((*each.at, name)): words for name, words in built.explain().items()}
+            if isinstance(built, Executor):
+                pool = next(pool for pool in blueprint.pools if pool.executor is each)
+                became[".".join((*each.at[:-1], "replay"))] = _windows(built, pool.replay)
     explained = [replace(value, became=became.pop(value.name, "")) for value in values]
     extra = [Value(name, words, "computed") for name, words in became.items()]
     return (*explained, *extra)
+
+
+def _windows(executor: Executor, replay: ReplayMode) -> str:
+    """What a cached prefix is worth to a model with sliding windows."""
+    from deepinfra.engine.windows import window_plan
+
+    plan = window_plan(executor.layout, replay)
+    if not plan.rows:
+        return ""
+    kind = "an approximation, its cache is its own" if replay == "bounded" else "exact"
+    return f"{plan.rows} rows computed again ({kind}); without a snapshot no prefix below {plan.least_prefix} tokens"
 
 
 def _scalars(blueprint: Blueprint, model: BaseModel, at: Key) -> Iterator[Value]:
@@ -88,6 +107,9 @@ def _pool(blueprint: Blueprint, pool: PoolBlueprint) -> Iterator[Value]:
             key = (*at, kind, "process")
             origin = _origin(blueprint, key, f"default of {pool.executor.entry.name}")
             yield Value(".".join(key), pool.process, origin, "run it in a child process")
+    for name in ("replay", "snapshots"):
+        about = PoolSettings.model_fields[name].description or ""
+        yield Value(".".join((*at, name)), getattr(pool, name), _origin(blueprint, (*at, name), "default"), about)
 
 
 def _part(blueprint: Blueprint, part: Part[Component], about: str, whose: str = "default") -> Iterator[Value]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -59,6 +59,8 @@ class PoolBlueprint:
     store: Part[KVStore] | None
     speculator: Part[Speculator] | None
     placer: Part[ExpertPlacer] | None
+    replay: Literal["exact", "bounded"] = "exact"
+    snapshots: Literal["off", "ram", "disk"] = "disk"
 
     @property
     def parts(self) -> tuple[Part[Component], ...]:
@@ -98,6 +100,8 @@ class PoolBlueprint:
             speculator=speculator,
             placer=self.placer.build() if self.placer else None,
             name=self.name,
+            replay=self.replay,
+            snapshots=self.snapshots,
         )
 
     def _in_child(self, headers: Executor) -> Executor:
@@ -264,6 +268,8 @@ class _Lookup:
             store=self.maybe(registry.kvstores, "kvstore", pool.store, (*at, "store")),
             speculator=self.maybe(registry.speculators, "speculator", pool.speculator, (*at, "speculator")),
             placer=self.maybe(registry.placers, "placer", pool.placer, (*at, "placer")),
+            replay=pool.replay,
+            snapshots=pool.snapshots,
         )
 
 

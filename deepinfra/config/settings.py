@@ -37,6 +37,14 @@ class PoolSettings(BaseModel):
     store: PartChoice = Field(default=PartChoice(use="ssd"), description='keeps KV by prefix; "none" for no store')
     speculator: PartChoice = Field(default=PartChoice(use="none"), description="guesses tokens")
     placer: PartChoice = Field(default=PartChoice(use="none"), description="which device holds which expert")
+    replay: Literal["exact", "bounded"] = Field(
+        default="exact",
+        description="how a model's sliding windows come back behind a cached prefix that has no snapshot; `bounded` "
+        "computes fewer rows again and is an approximation: the text may differ",
+    )
+    snapshots: Literal["off", "ram", "disk"] = Field(
+        default="disk", description="where snapshots of sliding windows are kept: nowhere, in RAM, or like their blocks"
+    )
 
 
 class SplitPoolSettings(PoolSettings):
