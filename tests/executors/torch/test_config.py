@@ -28,6 +28,34 @@ LLAMA: dict[str, Any] = {
 }
 QWEN2 = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 MISTRAL = {**LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+GEMMA: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 7,
+    "head_dim": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 8,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "cache_implementation": "hybrid",
+}
+GPT_OSS: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "sliding_window": 8,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "experts_per_token": 2,
+    "initial_context_length": 32,
+    "output_router_logits": False,
+    "rope_theta": 150_000.0,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False},
+}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +79,19 @@ MISTRAL = {**LLAMA, "model_type": "mistral", "architectures": ["MistralForCausal
         ({**LLAMA, "rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type"),
         ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0, "low_freq_factor": 1.0}}, "low_freq_factor"),
         ({**LLAMA, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
+        ({**LLAMA, "query_pre_attn_scalar": 24}, "query_pre_attn_scalar"),
+        ({**LLAMA, "swiglu_limit": 7.0}, "swiglu_limit"),
+        ({**GEMMA, "model_type": "gemma3"}, "model_type"),
+        ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({**GEMMA, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({**GEMMA, "hidden_activation": "gelu"}, "hidden_activation"),
+        ({**GEMMA, "hidden_act": "gelu"}, "hidden_act"),
+        ({**GEMMA, "mlp_bias": True}, "mlp_bias"),
+        ({**GEMMA, "rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type"),
+        ({**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
+        ({**GPT_OSS, "use_sliding_window": False}, "use_sliding_window"),
+        ({**GPT_OSS, "hidden_act": "gelu"}, "hidden_act"),
+        ({**GPT_OSS, "layer_types": ["chunked_attention"] * 4}, "layer_types"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(config: dict[str, Any], field: str) -> None:
@@ -74,6 +115,48 @@ def test_what_is_not_implemented_is_refused_by_name(config: dict[str, Any], fiel
 def test_contradictions_are_model_errors(change: dict[str, Any]) -> None:
     with pytest.raises(ModelError):
         decoder_config({**LLAMA, **change})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**GEMMA, "sliding_window": None},
+        {**GEMMA, "query_pre_attn_scalar": None},
+        {**GEMMA, "layer_types": ["full_attention"] * 6},
+        {**GEMMA, "rope_parameters": {"rope_type": "default"}},
+        {**GPT_OSS, "experts_per_token": 3},
+        {**GPT_OSS, "num_experts_per_tok": 5, "experts_per_token": 5},
+        {**GPT_OSS, "rope_scaling": None},
+        {**GPT_OSS, "swiglu_limit": 0},
+    ],
+)
+def test_contradictions_of_models_with_windows_are_model_errors(config: dict[str, Any]) -> None:
+    with pytest.raises(ModelError):
+        decoder_config(config)
+
+
+def test_gemma_s_older_fields_mean_what_the_newer_ones_say() -> None:
+    """As in the published files of Gemma 3: a pattern and two bases, before `layer_types` and tables of positions."""
+    kinds = ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
+    scaled = {"rope_type": "linear", "factor": 8.0}
+    newer = {key: value for key, value in GEMMA.items() if not key.startswith("rope_")} | {
+        "layer_types": kinds,
+        "rope_parameters": {
+            "full_attention": {**scaled, "rope_theta": 1_000_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    }
+    config = decoder_config({**GEMMA, "rope_scaling": scaled})
+    assert config.windows == (8, 8, 8, 8, 8, 0, 8)
+    assert repr(config) == repr(decoder_config(newer))
+    assert repr(config) != repr(decoder_config(GEMMA))
+    assert decoder_config({**GEMMA, "sliding_window_pattern": 3}).windows == (8, 8, 0, 8, 8, 0, 8)
+
+
+def test_gpt_oss_alternates() -> None:
+    config = decoder_config(GPT_OSS)
+    assert config.windows == (8, 0, 8, 0)
+    assert (config.sliding, config.paged, config.window) == ((0, 2), (1, 3), 8)
 
 
 def test_null_and_harmless_fields_change_nothing() -> None:
