@@ -276,19 +276,21 @@ def _build(scenario: Scenario, store: KVStore | None, truth: _Truth) -> Engine:
     return Engine(TinyRecipe(), _pool(scenario, rng, store, "pool", truth), offload=offload)
 
 
-async def run_scenario(scenario: Scenario, coverage: Coverage | None = None, patience_s: float = 20.0) -> list[str]:
+async def run_scenario(
+    scenario: Scenario, coverage: Coverage | None = None, patience_s: float = 20.0, *, store: KVStore | None = None
+) -> list[str]:
     """Run two turns of a scenario, cold and then over whatever the first left behind.
 
     Args:
         scenario: What to run.
         coverage: Counts what was exercised.
         patience_s: A turn that takes longer hangs.
+        store: Instead of the scenario's.
 
     Returns:
         Sentences about what broke the law; empty if it holds.
     """
-    store: KVStore | None = None
-    if scenario.store != "none":
+    if store is None and scenario.store != "none":
         store = MemoryStore(capacity_nbytes=1 << 20)
         if scenario.store == "flaky":
             store = FlakyStore(store, random.Random(scenario.seed), rate=0.2)
