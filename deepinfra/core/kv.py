@@ -310,6 +310,7 @@ class KVStats:
         saved_nbytes: Bytes written for records when they were first saved.
         written_nbytes: All bytes written; more than `saved_nbytes` by what keeping them costs.
         tiers: A store of several tiers tells of each.
+        processes: That use what it keeps, this one included, as far as it knows.
     """
 
     records: int = 0
@@ -327,6 +328,7 @@ class KVStats:
     saved_nbytes: int = 0
     written_nbytes: int = 0
     tiers: tuple[TierStats, ...] = ()
+    processes: int = 1
 
     @property
     def write_amplification(self) -> float:

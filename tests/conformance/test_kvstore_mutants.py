@@ -14,6 +14,7 @@ from deepinfra.core.ids import BlockKey
 from deepinfra.core.kv import Forgotten, KVRecord, KVStats, Loaded, Match, NamespaceFilter, RecordRef, Retention
 from deepinfra.interfaces.kvstore import KVStore
 from deepinfra.kvstores import MemoryStore, SsdStore
+from deepinfra.kvstores.ssd.format import Erased
 from deepinfra.testing.kvstore import KVStoreConformance
 from deepinfra.testing.kvstore_machine import run_kvstore_machine
 
@@ -137,7 +138,7 @@ class ForgetsTooMuch(MemoryStore):
 class HidesRatherThanForgets(SsdStore):
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         await self._writer.end()
-        gone = [self._index.forget(segment, which) for segment in self._index.segments.values()]
+        gone = self._follower.erase(Erased.of(which)).values()
         return Forgotten(records=sum(records for records, _ in gone), nbytes=sum(nbytes for _, nbytes in gone))
 
 

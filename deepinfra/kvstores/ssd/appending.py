@@ -1,4 +1,4 @@
-"""Appending, sealing and forgetting. Runs in offloaded functions, one at a time per store."""
+"""Appending and removing. Runs in offloaded functions, one at a time per store."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deepinfra.core.kv import KVRecord, NamespaceFilter
-from deepinfra.kvstores.ssd.disk import Disk, read_upto, write_all
-from deepinfra.kvstores.ssd.format import Owner, Traffic, dead_header, pack_footer, pack_header
-from deepinfra.kvstores.ssd.recovery import scan
-from deepinfra.kvstores.ssd.segment import HOUR_S
+from deepinfra.core.kv import KVRecord
+from deepinfra.kvstores.ssd.disk import Disk, write_all
+from deepinfra.kvstores.ssd.format import pack_header
 
-__all__ = ("Life", "append", "forget_records", "seal", "unlink_all")
-
-ZEROS_NBYTES = 1 << 20
+__all__ = ("Life", "append", "unlink_all")
 
 
 class Life(NamedTuple):
@@ -28,11 +24,6 @@ class Life(NamedTuple):
     expires: float
     life_s: float
     again: bool = False
-
-    @property
-    def group(self) -> tuple[Traffic, int]:
-        """Class and expiry hour: what shares a segment."""
-        return self.record.retention.traffic, int(self.expires // HOUR_S)
 
 
 def append(disk: Disk, path: Path, fd: int | None, offset: int, lives: Sequence[Life], sync: bool) -> tuple[int, bool]:
@@ -63,52 +54,6 @@ def append(disk: Disk, path: Path, fd: int | None, offset: int, lives: Sequence[
             raise
         return fd, False
     return fd, True
-
-
-def seal(disk: Disk, fd: int, offset: int, rows: bytes, owners: Sequence[Owner], sync: bool) -> None:
-    """Write the footer and close the file; where that fails the next start scans the records instead."""
-    try:
-        write_all(disk, fd, [pack_footer(offset, rows, owners)], offset)
-        if sync:
-            disk.sync(fd)
-    except OSError:
-        pass
-    finally:
-        disk.close(fd)
-
-
-def forget_records(
-    disk: Disk, path: Path, size: int, which: NamespaceFilter, rows: bytes, owners: Sequence[Owner]
-) -> int | None:
-    """Overwrite every record of certain owners in a sealed segment and give it a footer of the rest.
-
-    Goes by what is in the file, so records that no index lists any more are overwritten too. The old footer goes
-    first: killed at any point, a scan finds what is really there.
-
-    Returns:
-        Bytes of the file, or `None` if it cannot be done: then the file must go as a whole.
-    """
-    try:
-        fd = disk.open(path, write=True)
-        try:
-            disk.truncate(fd, size)
-            end = 0
-            for offset, header_nbytes, header in scan(disk, fd, size):
-                end = offset + header_nbytes + header.nbytes
-                if header.kind and header.owner.matches(which):
-                    dead = dead_header(read_upto(disk, fd, header_nbytes, offset))
-                    at = write_all(disk, fd, [dead], offset)
-                    while at < end:
-                        at = write_all(disk, fd, [bytes(min(ZEROS_NBYTES, end - at))], at)
-            if end != size:
-                return None
-            end = write_all(disk, fd, [pack_footer(size, rows, owners)], size)
-            disk.sync(fd)
-        finally:
-            disk.close(fd)
-    except OSError:
-        return None
-    return end
 
 
 def unlink_all(disk: Disk, paths: Sequence[Path]) -> list[bool]:

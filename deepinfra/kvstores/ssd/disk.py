@@ -7,11 +7,20 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ("BUFFERS_PER_CALL", "Disk", "read_upto", "write_all")
+__all__ = ("BUFFERS_PER_CALL", "Disk", "Status", "read_upto", "write_all")
 
 BUFFERS_PER_CALL = 1024
 """IOV_MAX of Linux."""
+
+
+class Status(NamedTuple):
+    """Length of a file, bytes that it takes on disk (what the file system needs to find them too), and when it changed."""
+
+    size: int
+    disk_nbytes: int
+    changed_ns: int
 
 
 class Disk:
@@ -39,6 +48,11 @@ class Disk:
         """Bytes of an open file."""
         return os.fstat(fd).st_size
 
+    def status(self, fd: int) -> Status:
+        """Of an open file."""
+        status = os.fstat(fd)
+        return Status(status.st_size, status.st_blocks * 512, status.st_mtime_ns)
+
     def truncate(self, fd: int, nbytes: int) -> None:
         """Cut a file."""
         os.ftruncate(fd, nbytes)
@@ -56,10 +70,24 @@ class Disk:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
-    def sizes(self, path: Path) -> dict[str, int]:
-        """Names and bytes of the plain files in a folder."""
-        with os.scandir(path) as found:
-            return {file.name: file.stat().st_size for file in found if file.is_file(follow_symlinks=False)}
+    def names(self, path: Path) -> list[str]:
+        """Names of all there is in a folder."""
+        return os.listdir(path)
+
+    def files(self, path: Path) -> dict[str, Status]:
+        """The plain files in a folder by name."""
+        found: dict[str, Status] = {}
+        with os.scandir(path) as files:
+            for file in files:
+                with suppress(FileNotFoundError):  # another process removed it
+                    if file.is_file(follow_symlinks=False):
+                        status = file.stat()
+                        found[file.name] = Status(status.st_size, status.st_blocks * 512, status.st_mtime_ns)
+        return found
+
+    def stamp(self, path: Path | int, time_ns: int) -> None:
+        """Set the time of change of a file."""
+        os.utime(path, ns=(time_ns, time_ns))
 
     def lock(self, path: Path) -> int:
         """Lock a file for this descriptor alone, or raise BlockingIOError; a dead process holds no lock."""
@@ -70,6 +98,29 @@ class Disk:
             os.close(fd)
             raise
         return fd
+
+    def locked(self, path: Path) -> bool:
+        """Whether somebody has locked a file."""
+        try:
+            fd = self.open(path)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            self.close(fd)
+        return False
+
+    def hold(self, fd: int, *, alone: bool) -> None:
+        """Lock an open file, together with others or alone, or raise BlockingIOError."""
+        fcntl.flock(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+
+    def release(self, fd: int) -> None:
+        """Unlock what was held; never raises."""
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:

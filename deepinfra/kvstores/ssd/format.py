@@ -10,9 +10,11 @@ without a loop. They name a record by the first half of its key; its header, whi
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -25,14 +27,17 @@ __all__ = (
     "KEY_NBYTES",
     "KINDS",
     "MOST_NBYTES",
+    "NOBODY",
     "PREFIX_NBYTES",
     "ROW",
     "ROW_DTYPE",
     "TRAILER_NBYTES",
     "Entry",
+    "Erased",
     "Header",
     "Owner",
     "Rows",
+    "SegmentName",
     "Traffic",
     "dead_header",
     "footer_nbytes",
@@ -45,8 +50,8 @@ __all__ = (
     "payload_sum",
     "read_trailer",
     "record_id",
-    "segment_name",
     "snapshot_id",
+    "tag_of",
     "unpack_fixed",
     "unpack_footer",
     "unpack_header",
@@ -68,7 +73,7 @@ _SUM = struct.Struct("<Q")
 _OWNER = struct.Struct("<32sHH")
 _TRAILER = struct.Struct("<8sIIQQ16s")
 _TRAILER_MAGIC = b"DIkvFOOT"
-_NAME = re.compile(r"(default|agent|chat)-(\d{1,12})-(\d{8,18})\.kvseg")
+_NAME = re.compile(r"(default|agent|chat)-(\d{1,12})-(\d{8,18})(?:-([0-9a-f]{12})(?:-([0-9a-f]{16}))?)?\.kvseg")
 
 ROW = struct.Struct("<16sQddfIII")
 """A row as `Entry`: what a footer holds, and the index in memory."""
@@ -109,9 +114,44 @@ class Owner(NamedTuple):
         """Bytes in a footer."""
         return _OWNER.size + len(self.tenant.encode()) + len(self.model.encode())
 
-    def matches(self, which: NamespaceFilter) -> bool:
-        """Whether a filter means this owner."""
-        return which.tenant in ("", self.tenant) and which.model in ("", self.model)
+
+class Erased(NamedTuple):
+    """Whose records are to be forgotten, by digests of the names, so that a folder does not keep the names themselves.
+
+    Attributes:
+        tenant: `_digest` of the tenant; zeros for all.
+        model: `_digest` of the model; zeros for all.
+    """
+
+    tenant: bytes
+    model: bytes
+
+    @classmethod
+    def of(cls, which: NamespaceFilter) -> Erased:
+        """What a filter means."""
+        return cls(*(_digest(name) if name else bytes(32) for name in (which.tenant, which.model)))
+
+    def means(self, owner: Owner) -> bool:
+        """Whether an owner's records are meant; nobody's never are."""
+        return (
+            owner != NOBODY
+            and self.tenant in (bytes(32), _digest(owner.tenant))
+            and self.model in (bytes(32), _digest(owner.model))
+        )
+
+
+NOBODY = Owner(bytes(KEY_NBYTES), "", "")
+"""Stands where an owner was that is forgotten."""
+
+
+@lru_cache(maxsize=4096)
+def _digest(name: str) -> bytes:
+    return hashlib.sha256(b"deepinfra/kv\0" + name.encode()).digest()
+
+
+def tag_of(tenant: str) -> str:
+    """What the names of a tenant's own segments end with."""
+    return _digest(tenant)[:8].hex()
 
 
 class Entry(NamedTuple):
@@ -185,15 +225,34 @@ def _id_of(key: bytes, kind: int) -> bytes:
 # -- names ----------------------------------------------------------------------------------------
 
 
-def segment_name(traffic: Traffic, hour: int, serial: int) -> str:
-    """File name: class, the hour (since the epoch) in which its records expire, a number that only grows."""
-    return f"{traffic}-{hour}-{serial:08d}.kvseg"
+class SegmentName(NamedTuple):
+    """What the name of a file of records says.
+
+    Attributes:
+        traffic: Class of its records.
+        hour: Hour since the epoch in which they expire.
+        serial: A number that grows.
+        writer: The process that appends to it, a number of its own; empty in folders of older versions.
+        tag: Of the tenant whose records alone are in it (`tag_of`); empty if anybody's may be.
+    """
+
+    traffic: Traffic
+    hour: int
+    serial: int
+    writer: str = ""
+    tag: str = ""
+
+    def __str__(self) -> str:
+        return "-".join((self.traffic, str(self.hour), f"{self.serial:08d}", *filter(None, self[3:]))) + ".kvseg"
 
 
-def parse_name(name: str) -> tuple[Traffic, int, int] | None:
-    """Class, expiry hour and serial number, or `None` for a file that is not ours."""
+def parse_name(name: str) -> SegmentName | None:
+    """What a name says, or `None` for a file that is not ours."""
     match = _NAME.fullmatch(name)
-    return (cast("Traffic", match[1]), int(match[2]), int(match[3])) if match else None
+    if match is None:
+        return None
+    parsed = SegmentName(cast("Traffic", match[1]), int(match[2]), int(match[3]), match[4] or "", match[5] or "")
+    return parsed if str(parsed) == name else None
 
 
 # -- records --------------------------------------------------------------------------------------

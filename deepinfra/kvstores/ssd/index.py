@@ -1,4 +1,4 @@
-"""Which segment holds what; touched by the event loop only. About 75 bytes a record: a row and a place."""
+"""Which segment holds what; changed by the event loop only. About 75 bytes a record: a row and a place."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deepinfra.core.kv import NamespaceFilter
 from deepinfra.kvstores.retention import Departed
 from deepinfra.kvstores.ssd.format import KEY_NBYTES, PREFIX_NBYTES, ROW, Entry, Traffic, index_key, kind_of
-from deepinfra.kvstores.ssd.places import Places
-from deepinfra.kvstores.ssd.segment import Segment
+from deepinfra.kvstores.ssd.places import Column, Places
+from deepinfra.kvstores.ssd.segment import Ordinals, Segment
 
 __all__ = ("Index", "Slide")
 
@@ -39,12 +38,16 @@ class Slide(NamedTuple):
 
 
 class Index:
-    """Which segment holds what, and why the rest is not held. One row per record, the newest wins.
+    """Which segment holds what, and why the rest is not held. One row per record.
 
-    A removed segment's records are gone at once; what the index still says of them is taken out by `purge`.
+    Of two, the one saved later counts; of two copies of one, the one that expires later; then serial and writer of
+    the segments decide, so that all processes choose the same. A
+    removed segment's records are gone at once; what the index still says of them is taken out by `purge`.
 
     Attributes:
         segments: By number; numbers are given in the order in which segments came, and never again.
+        names: The same by name.
+        touched: When segments were used of late, by name: what other processes are still to be told.
         snapshots: Whether there ever was one.
         due: Records in the last quarter of their life that were used, by id: what is to be written again.
         damaged, evicted, expired: How many records left for that reason.
@@ -52,6 +55,8 @@ class Index:
 
     def __init__(self) -> None:
         self.segments: dict[int, Segment] = {}
+        self.names: dict[str, Segment] = {}
+        self.touched: dict[str, int] = {}
         self.snapshots = False
         self.due: dict[bytes, Slide] = {}
         self.damaged = self.evicted = self.expired = 0
@@ -74,7 +79,7 @@ class Index:
         if segment is None:
             return None
         entry = _entry(Entry, _unpack(segment.rows, (place & 0xFFFFFFFF) * _ROW_NBYTES))
-        if entry[0] != id_[:PREFIX_NBYTES]:
+        if entry[0] != id_[:PREFIX_NBYTES] or not entry[7] & 3:
             return None
         if entry[3] <= now:
             self._kill(self._places.pop(key, place))
@@ -93,20 +98,26 @@ class Index:
 
     def insert(self, segment: Segment, id_: bytes, entry: Entry) -> None:
         """Append a record to a segment and make it findable."""
-        self._kill(self._places.put(index_key(id_, entry.kind), segment.number << 32 | segment.add(entry)))
-        self.snapshots = self.snapshots or entry.kind == 2
+        self._put(segment, segment.add(entry), entry)
+
+    def place(self, segment: Segment, start: int, end: int) -> None:
+        """Make some rows of a segment findable."""
+        for ordinal in range(start, end):
+            if (entry := segment.entry(ordinal)).kind:
+                self._put(segment, ordinal, entry)
 
     def begin(self, segment: Segment) -> None:
-        """Take in an empty segment."""
+        """Take in a segment; what is in it is not findable yet."""
         self._number += 1
         segment.number = self._number
-        self.segments[segment.number] = segment
+        self.segments[segment.number] = self.names[segment.name] = segment
+        self._serial = max(self._serial, segment.serial)
 
     def adopt(self, found: Sequence[Segment]) -> None:
-        """Fill an empty index with segments and all their rows, all live; of rows for one record the last one wins."""
+        """Fill an empty index with segments and all their rows, all live."""
+        found = sorted(found, key=lambda segment: (segment.serial, segment.writer))
         for segment in found:
             self.begin(segment)
-            self._serial = max(self._serial, segment.serial)
         keys = np.concatenate([np.empty(0, np.uint64), *(segment.keys() for segment in found)])
         starts = np.cumsum([0, *(len(segment) for segment in found)])
         self.snapshots = bool(np.any(keys & np.uint64(3) == 2))
@@ -114,6 +125,7 @@ class Index:
             rows = np.flatnonzero(keys >> np.uint64(60) == part)
             rows = rows[np.argsort(keys[rows], kind="stable")]
             sorted_keys = keys[rows]
+            _rank(found, starts, sorted_keys, rows)
             last = np.append(sorted_keys[1:] != sorted_keys[:-1], True)[: len(rows)]
             of = np.searchsorted(starts, rows, side="right") - 1  # which of `found`
             ordinals = rows - starts[of]
@@ -124,7 +136,8 @@ class Index:
 
     def remove(self, segment: Segment, why: str = "") -> None:
         """Take a segment out with all its records; `why` they left is a word of `Match.missed`."""
-        del self.segments[segment.number]
+        del self.segments[segment.number], self.names[segment.name]
+        self.touched.pop(segment.name, None)
         self.evicted += segment.live * (why == "evicted")
         self.expired += segment.live * (why == "expired")
         self._removed.append((segment, why))
@@ -138,24 +151,15 @@ class Index:
         end = min(len(segment), self._purged + PURGE)
         for ordinal in range(self._purged, end):
             entry = segment.entry(ordinal)
-            if entry.kind:
-                key = index_key(entry.prefix, entry.kind)
-                self._places.pop(key, segment.number << 32 | ordinal)
-                if why:
-                    self._departed.add(entry.prefix, why)
+            for kind in (entry.kind,) if entry.kind else (1, 2, 3):  # a dead row may still have a place
+                self._places.pop(index_key(entry.prefix, kind), segment.number << 32 | ordinal)
+            if entry.kind and why:
+                self._departed.add(entry.prefix, why)
         self._purged = end
         if end == len(segment):
             self._removed.popleft()
             self._purged = 0
         return bool(self._removed)
-
-    def forget(self, segment: Segment, which: NamespaceFilter) -> tuple[int, int]:
-        """Take the records of certain owners out of a segment; returns how many, and bytes of payload."""
-        keys = segment.keys()
-        ordinals, nbytes = segment.forget(which)
-        for ordinal in ordinals.tolist():
-            self._places.pop(int(keys[ordinal]), segment.number << 32 | ordinal)
-        return len(ordinals), nbytes
 
     def lose(self, segment: Segment, id_: bytes, entry: Entry) -> None:
         """A record could not be read back: it is held no longer, unless it left or moved meanwhile anyway."""
@@ -173,17 +177,17 @@ class Index:
         self._serial += 1
         return self._serial
 
-    def tick(self) -> int:
-        """A number larger than all before: the time of a use."""
-        self._tick += 1
+    def tick(self, now: float) -> int:
+        """The time of a use in nanoseconds, larger than all before."""
+        self._tick = max(self._tick + 1, int(now * 1e9))
         return self._tick
 
-    def use(self, run: Sequence[Segment]) -> None:
+    def use(self, run: Sequence[Segment], now: float) -> None:
         """Segments of a prefix's records were wanted: the head's becomes the youngest, the tail's the oldest."""
         last = None
         for segment in reversed(run):
             if segment is not last:
-                segment.used = self.tick()
+                segment.used = self.touched[segment.name] = self.tick(now)
                 last = segment
 
     def slide(self, id_: bytes, entry: Entry, now: float, traffic: Traffic, life_s: float) -> None:
@@ -191,6 +195,34 @@ class Index:
         if entry.expires - now < life_s / 4 and len(self.due) < MOST_DUE:
             self.due[id_] = Slide(traffic, now + life_s, life_s)
 
+    def _put(self, segment: Segment, ordinal: int, entry: Entry) -> None:
+        key = index_key(entry.prefix, entry.kind)
+        held = self._places.get(key)
+        other = None if held is None else self.segments.get(held >> 32)
+        if held is not None and other is not None:
+            rival = other.entry(held & 0xFFFFFFFF)
+            ranks = [(e.created, e.expires, s.serial, s.writer) for e, s in ((rival, other), (entry, segment))]
+            if other is not segment and rival.kind and rival.prefix == entry.prefix and ranks[0] > ranks[1]:
+                segment.kill(ordinal)
+                return
+        before = self._places.put(key, segment.number << 32 | ordinal)
+        if before is not None and other is not None and rival.kind:
+            other.kill(before & 0xFFFFFFFF)
+        self.snapshots = self.snapshots or entry.kind == 2
+
     def _kill(self, place: int | None) -> None:
         if place is not None and (segment := self.segments.get(place >> 32)) is not None:
             segment.kill(place & 0xFFFFFFFF)
+
+
+def _rank(found: Sequence[Segment], starts: Ordinals, keys: Column, rows: Ordinals) -> None:
+    """Put rows with equal keys, which lie side by side, into the order in which the last one counts."""
+    equal = np.append(keys[1:] == keys[:-1], False)[: len(keys)]
+    at = np.flatnonzero(equal | np.append(False, equal[:-1])[: len(keys)])
+    of = np.searchsorted(starts, rows[at], side="right") - 1
+    created, expires = np.empty(len(at)), np.empty(len(at))
+    for number in np.unique(of):
+        here = of == number
+        table = found[number].table()[rows[at][here] - starts[number]]
+        created[here], expires[here] = table["created"], table["expires"]
+    rows[at] = rows[at][np.lexsort((of, expires, created, keys[at]))]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,21 +19,18 @@ from deepinfra.kvstores.ssd.format import (
     KINDS,
     PREFIX_NBYTES,
     ROW,
-    TRAILER_NBYTES,
     Entry,
     Header,
     Owner,
     Traffic,
     parse_name,
-    read_trailer,
     record_id,
-    unpack_footer,
     unpack_header,
 )
 from deepinfra.kvstores.ssd.reading import read_records
-from deepinfra.kvstores.ssd.recovery import scan
+from deepinfra.kvstores.ssd.recovery import read_footer, scan
 
-__all__ = ("ListedRecord", "ListedSegment", "list_records", "list_segments", "read_listed")
+__all__ = ("ListedRecord", "ListedSegment", "list_records", "list_segments", "read_listed", "read_successors")
 
 
 class ListedSegment(NamedTuple):
@@ -80,7 +78,7 @@ def list_segments(folder: Path, disk: Disk | None = None) -> list[ListedSegment]
     """Files of records in a folder, by class and age; none if there is no such folder."""
     disk = disk or Disk()
     try:
-        names = disk.sizes(folder)
+        names = disk.files(folder)
     except OSError:
         return []
     found = []
@@ -91,7 +89,9 @@ def list_segments(folder: Path, disk: Disk | None = None) -> list[ListedSegment]
             fd = disk.open(folder / name)
             try:
                 nbytes = disk.size(fd)
-                found.append(ListedSegment(name, parsed[0], parsed[1], nbytes, _footer(disk, fd, nbytes) is not None))
+                found.append(
+                    ListedSegment(name, parsed[0], parsed[1], nbytes, read_footer(disk, fd, nbytes) is not None)
+                )
             finally:
                 disk.close(fd)
         except OSError:
@@ -137,12 +137,19 @@ def read_listed(folder: Path, listed: ListedRecord, disk: Disk | None = None) ->
     return replace(record, retention=Retention(traffic=listed.traffic, ttl_s=listed.life_s))
 
 
-def _footer(disk: Disk, fd: int, nbytes: int) -> tuple[bytearray, list[Owner], int] | None:
-    """Rows, owners and offset of a footer, if there is a whole one."""
-    tail = min(nbytes, TRAILER_NBYTES)
-    offset = read_trailer(read_upto(disk, fd, tail, nbytes - tail), nbytes)
-    footer = None if offset is None else unpack_footer(read_upto(disk, fd, nbytes - offset, offset))
-    return None if footer is None or offset is None else (*footer, offset)
+def read_successors(disk: Disk, path: Path, parent: BlockKey, now: float, most: int) -> list[tuple[int, ...]]:
+    """Token ids of the blocks in a file that continue `parent`, of its first `most` records; none if it is gone."""
+    try:
+        fd = disk.open(path)
+    except OSError:
+        return []
+    try:
+        headers = islice(_headers(disk, fd), most)
+        return [h.tokens for _, _, h in headers if h.kind == "block" and h.parent == parent and h.expires > now]
+    except OSError:
+        return []
+    finally:
+        disk.close(fd)
 
 
 def _headers(disk: Disk, fd: int) -> Iterator[tuple[int, int, Header]]:
@@ -151,7 +158,7 @@ def _headers(disk: Disk, fd: int) -> Iterator[tuple[int, int, Header]]:
     for offset, header_nbytes, header in scan(disk, fd, nbytes):
         end = offset + header_nbytes + header.nbytes
         yield offset, header_nbytes, header
-    if (footer := _footer(disk, fd, nbytes)) is None or footer[2] == end:
+    if (footer := read_footer(disk, fd, nbytes)) is None or footer[2] == end:
         return
     for entry in sorted(map(Entry._make, ROW.iter_unpack(footer[0])), key=lambda entry: entry.offset):
         if entry.offset > end:

@@ -98,10 +98,7 @@ class Loader:
         return count
 
     async def _read_pieces(self, segment: Segment, pieces: Sequence[Piece]) -> int:
-        segment.readers += 1
-        try:
-            with CancelScope(shield=True):
-                whole = await self._offload(read_pieces, self._disk, self._folder / segment.name, pieces)
-        finally:
-            segment.readers -= 1
+        whole = 0
+        with CancelScope(shield=True):
+            whole = await self._offload(read_pieces, self._disk, self._folder / segment.name, pieces)
         return whole

@@ -7,26 +7,30 @@ from typing import TypeAlias
 
 import numpy as np
 
-from deepinfra.core.kv import NamespaceFilter
+from deepinfra.kvstores.ssd.disk import Status
 from deepinfra.kvstores.ssd.format import (
-    KEY_NBYTES,
+    NOBODY,
     ROW,
     ROW_DTYPE,
     Entry,
+    Erased,
     Owner,
     Rows,
+    SegmentName,
     Traffic,
     footer_nbytes,
-    segment_name,
 )
 from deepinfra.kvstores.ssd.places import Column
 
-__all__ = ("HOUR_S", "Segment", "allocated")
+__all__ = ("HOUR_S", "Group", "Ordinals", "Segment", "allocated", "taken")
 
 HOUR_S = 3600.0
 
 FS_BLOCK_NBYTES = 4096
 """Files take whole blocks of this size on common file systems; the cap counts them so."""
+
+Group: TypeAlias = tuple[Traffic, int, str]
+"""Class, expiry hour and tag: what records of a segment have in common."""
 
 Ordinals: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -38,31 +42,38 @@ def allocated(nbytes: int) -> int:
     return -(-nbytes // FS_BLOCK_NBYTES) * FS_BLOCK_NBYTES
 
 
+def taken(status: Status) -> int:
+    """Bytes that a file takes on disk, also where the file system does not tell before it writes."""
+    return max(allocated(status.size), status.disk_nbytes)
+
+
 class Segment:
     """One file of records of one class that expire within one hour.
 
     Attributes:
         hour: Expiry hour since the epoch; when it is over the file is removed unread.
-        serial: Number that only grows, over all segments of a folder.
+        serial: Number that grows; with the writer's, it says which of two copies of a record counts.
+        tag: Of the only tenant whose records are in it, if its bytes are counted.
         number: What the index calls it.
-        size: Bytes of records; the footer comes behind.
+        size: Bytes of records that are known; the footer comes behind.
         disk_nbytes: Bytes the file takes at most, its footer included, even before that is written.
-        fd: Open for writing; `None` when sealed, or not yet created.
-        used: When one of its records was last wanted, in the store's own ticks.
-        readers: Loads under way; the file is not removed meanwhile.
+        sealed: Whether the file ends with a footer, so that nobody appends to it.
+        living: Whether a process has it open for appending.
+        fd: Open for appending by us; `None` when it is not, or not yet created.
+        used: When one of its records was last wanted: nanoseconds since the epoch, made unequal.
         live: Rows that are not dead.
         rows: One row per record, in the order of the file; a dead one has kind 0.
     """
 
-    def __init__(self, traffic: Traffic, hour: int, serial: int) -> None:
-        self.traffic, self.hour, self.serial = traffic, hour, serial
-        self.name = segment_name(traffic, hour, serial)
+    def __init__(self, traffic: Traffic, hour: int, serial: int, writer: str = "", tag: str = "") -> None:
+        self.traffic, self.hour, self.serial, self.writer, self.tag = traffic, hour, serial, writer, tag
+        self.name = str(SegmentName(traffic, hour, serial, writer, tag))
         self.number = 0
         self.size = 0
         self.disk_nbytes = 0
+        self.sealed = self.living = False
         self.fd: int | None = None
         self.used = 0
-        self.readers = 0
         self.live = 0
         self.unsynced_nbytes = 0
         self.synced_at = 0.0
@@ -70,13 +81,19 @@ class Segment:
         self.rows = bytearray()
         self._owner_ids: dict[Owner, int] = {}
 
+    def anew(self) -> Segment:
+        """The same file, nothing of it read."""
+        other = Segment(self.traffic, self.hour, self.serial, self.writer, self.tag)
+        other.living, other.disk_nbytes, other.used = self.living, self.disk_nbytes, self.used
+        return other
+
     def __len__(self) -> int:
         return len(self.rows) // _NBYTES
 
     @property
-    def group(self) -> tuple[Traffic, int]:
-        """Class and expiry hour."""
-        return self.traffic, self.hour
+    def group(self) -> Group:
+        """What its records have in common."""
+        return self.traffic, self.hour, self.tag
 
     def over(self, now: float) -> bool:
         """Whether its hour has passed, so that nothing in it lives."""
@@ -88,6 +105,11 @@ class Segment:
         if number == len(self.owners):
             self.owners.append(owner)
         return number
+
+    def take_over(self, owner: Owner) -> None:
+        """Give the next number to an owner, also to one that is nobody any more."""
+        self._owner_ids.setdefault(owner, len(self.owners))
+        self.owners.append(owner)
 
     def reserved_nbytes(self, more_nbytes: int = 0, more_rows: int = 0, more_owners: Sequence[Owner] = ()) -> int:
         """Bytes on disk once it is sealed, if so much more is appended before."""
@@ -134,14 +156,14 @@ class Segment:
         self.table()["tag"][ordinals] &= ~_KIND
         self.live -= len(ordinals)
 
-    def forget(self, which: NamespaceFilter) -> tuple[Ordinals, int]:
-        """Mark the rows of certain owners dead and their owners unknown; returns the rows, and bytes of payload."""
-        gone = [number for number, owner in enumerate(self.owners) if owner.matches(which)]
+    def forget(self, which: Erased) -> tuple[int, int]:
+        """Mark the rows of certain owners dead and their owners unknown; returns how many, and bytes of payload."""
+        gone = [number for number, owner in enumerate(self.owners) if which.means(owner)]
         table = self.table()
         ordinals = np.flatnonzero(np.isin(table["tag"] >> 2, gone) & (table["tag"] & _KIND != 0))
         nbytes = int(table["nbytes"][ordinals].sum(dtype=np.uint64))
         self.kill_all(ordinals)
         for number in gone:
             self._owner_ids.pop(self.owners[number], None)  # not there: forgotten before
-            self.owners[number] = Owner(bytes(KEY_NBYTES), "", "")
-        return ordinals, nbytes
+            self.owners[number] = NOBODY
+        return len(ordinals), nbytes

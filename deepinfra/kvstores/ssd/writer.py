@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, TypeVarTuple
 
 from anyio import CancelScope, Lock
 from anyio.lowlevel import checkpoint
 
-from deepinfra.core.kv import Forgotten, KVRecord, NamespaceFilter, Retention
+from deepinfra.core.kv import Forgotten, NamespaceFilter, Retention
 from deepinfra.interfaces.given import Clock, Offload
-from deepinfra.kvstores.ssd.appending import Life, append, forget_records, seal, unlink_all
+from deepinfra.kvstores.quotas import Quotas
+from deepinfra.kvstores.ssd.appending import Life, unlink_all
+from deepinfra.kvstores.ssd.claims import MOST_CLAIMS
 from deepinfra.kvstores.ssd.disk import Disk
+from deepinfra.kvstores.ssd.folder import Folder, Unheard, Wish
+from deepinfra.kvstores.ssd.follower import Follower, patiently
+from deepinfra.kvstores.ssd.forgetting import scrub
 from deepinfra.kvstores.ssd.format import (
     KINDS,
     PREFIX_NBYTES,
     ROW,
     Entry,
+    Erased,
     Owner,
-    Traffic,
     footer_nbytes,
     header_nbytes,
     record_id,
+    tag_of,
     writable,
 )
 from deepinfra.kvstores.ssd.index import Index, Slide
 from deepinfra.kvstores.ssd.reading import read_records
-from deepinfra.kvstores.ssd.segment import Segment, allocated
+from deepinfra.kvstores.ssd.segment import HOUR_S, Group, Segment, allocated
 
 __all__ = ("FsyncPolicy", "Limits", "Writer")
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 FsyncPolicy: TypeAlias = Literal["none", "interval", "always"]
 
@@ -40,11 +50,18 @@ BATCH_NBYTES = 8 << 20
 BATCH_RECORDS = 256
 """Records per offloaded append, so that the loop's own share of it stays short."""
 
-OPEN_SEGMENTS = 8
-"""Segments open for appending at most; one per class and expiry hour, more only with unusual lifetimes."""
+CLAIM_SHARE = 1024
+"""A file claims this part of the capacity ahead, so that the folder is not surveyed for every batch."""
 
 SYNC_NBYTES, SYNC_S = 16 << 20, 5.0
 """Policy `interval`: the append that finds this much, or this long, unsynced in its segment syncs it."""
+
+SWEEP_S = 1.0
+"""Seconds between looks for segments in which nothing lives."""
+
+PATIENCE_S, FORGET_PATIENCE_S = 1.0, 10.0
+"""Seconds to wait for another process's lock before records are dropped, and before a file is not overwritten but
+removed. Locks are held for milliseconds; longer only by a process that is stopped or whose disk hangs."""
 
 
 class Limits(NamedTuple):
@@ -57,51 +74,66 @@ class Limits(NamedTuple):
 
 
 class Writer:
-    """Owns the files of a folder: appends, seals, evicts, expires, forgets.
+    """Changes the files of a folder: appends, seals, evicts, expires, forgets.
 
     Attributes:
         saved, dropped, renewed: Records written, that could not be, and that were written again to live longer.
         saved_nbytes, written_nbytes: Bytes of the first, and all bytes appended: footers and the last included.
     """
 
-    def __init__(self, index: Index, disk: Disk, folder: Path, clock: Clock, offload: Offload, limits: Limits) -> None:
-        self._index = index
-        self._disk, self._folder = disk, folder
+    def __init__(
+        self,
+        index: Index,
+        folder: Folder,
+        follower: Follower,
+        clock: Clock,
+        offload: Offload,
+        limits: Limits,
+        quotas: Quotas,
+    ) -> None:
+        self._index, self._folder, self._follower = index, folder, follower
         self._clock, self._offload = clock, offload
-        self._limits = limits
+        self._limits, self._quotas = limits, quotas
         self._lock = Lock()
-        self._open: dict[tuple[Traffic, int], Segment] = {}  # the one written last at the end
-        self._doomed: list[Segment] = []  # out of the index, still on disk
+        self._open: dict[Group, Segment] = {}  # the one written last at the end
+        self._doomed: list[Segment] = []  # to be forgotten, and could be neither overwritten nor removed
+        self._next_sweep = 0.0
+        self._patience_s = PATIENCE_S
         self.saved = self.dropped = self.renewed = 0
         self.saved_nbytes = self.written_nbytes = 0
 
     @property
+    def _disk(self) -> Disk:
+        return self._folder.disk
+
+    @property
     def disk_nbytes(self) -> int:
-        """Bytes that our files take on disk at most."""
+        """Bytes that the folder's files of records take on disk at most, as far as is known."""
         return sum(segment.disk_nbytes for segment in (*self._index.segments.values(), *self._doomed))
 
     async def begin(self) -> None:
         """Bring what was found in the folder within the limits."""
         async with self._lock:
-            await self._sweep(self._clock.wall())
-            await self._make_room(0)
+            await self._sweep()
+            await self._reserve(Wish())
 
     async def end(self) -> None:
         """Seal what is open."""
         async with self._lock:
             for segment in list(self._open.values()):
                 await self._seal(segment)
-            await self._unlink_doomed()
 
     async def save(self, lives: Sequence[Life]) -> None:
         """Append records that are not held, batch by batch; a cancelled call leaves between batches."""
+        heard = self._follower.heard
         async with self._lock:
             with CancelScope(shield=True):
-                await self._sweep(self._clock.wall())
+                await self._sweep()
+            refused: set[bytes] = set()
             while lives:
                 await checkpoint()
                 with CancelScope(shield=True):
-                    lives = lives[await self._save_batch(lives) :]
+                    lives = lives[await self._save_batch(lives, heard, refused) :]
         await self.renew()
 
     async def renew(self) -> None:
@@ -115,84 +147,110 @@ class Writer:
                     await self._renew_batch()
 
     async def forget(self, which: NamespaceFilter) -> Forgotten:
-        """Remove every record of certain owners from index and disk."""
-        records = nbytes = 0
+        """Remove every record of certain owners from index and disk, whoever wrote it."""
+        erased = Erased.of(which)
         async with self._lock:
             with CancelScope(shield=True):
-                for segment in list(self._index.segments.values()):
-                    if any(owner.matches(which) for owner in segment.owners):
-                        gone = await self._forget_in(segment, which)
-                        records, nbytes = records + gone.records, nbytes + gone.nbytes
-                await self._unlink_doomed()
-        return Forgotten(records=records, nbytes=nbytes)
+                await self._follower.follow()
+                found = self._follower.erase(erased)
+                await self._announce(erased, done=False)
+                with suppress(OSError):
+                    await self._patiently(self._folder.settle)
+                await self._follower.follow()
+                later = self._follower.erase(erased)  # what others had saved since the last look
+                for name in dict.fromkeys((*found, *later)):
+                    if (segment := self._index.names.get(name)) is not None:
+                        await self._scrub(segment, erased)
+                await self._announce(erased, done=True)
+        gone = [*found.values(), *later.values()]
+        return Forgotten(records=sum(records for records, _ in gone), nbytes=sum(nbytes for _, nbytes in gone))
 
     # -- one batch --------------------------------------------------------------------------------
 
-    async def _save_batch(self, lives: Sequence[Life]) -> int:
-        """Append leading records that share a segment; returns how many were dealt with, at least one."""
+    def _group(self, life: Life) -> Group:
+        """What shares a segment: class, expiry hour, and the tenant where its bytes are counted."""
+        tag = tag_of(life.record.tenant) if self._quotas.quota(life.record.tenant) else ""
+        return life.record.retention.traffic, int(life.expires // HOUR_S), tag
+
+    async def _save_batch(self, lives: Sequence[Life], heard: int, refused: set[bytes]) -> int:
+        """Append leading records that share a segment; returns how many were dealt with, at least one.
+
+        Args:
+            lives: Records.
+            heard: What was known to be forgotten when they were given to us; what was forgotten since is dropped.
+            refused: Keys of records that were too many for their tenant; those that continue them are, too.
+        """
         now = self._clock.wall()
-        group = lives[0].group
+        group = self._group(lives[0])
+        quota = self._quotas.quota(lives[0].record.tenant) if group[2] else 0
+        limit = min(self._limits.segment_nbytes, quota // 8) if quota else self._limits.segment_nbytes
         segment = self._open.get(group)
         batch: dict[bytes, Life] = {}
         held: list[Segment] = []
         nbytes = taken = 0
         for life in lives[:BATCH_RECORDS]:
-            if life.group != group or nbytes >= BATCH_NBYTES:
+            if nbytes >= BATCH_NBYTES or self._group(life) != group:
                 break
-            id_ = record_id(life.record.ref)
+            record = life.record
+            id_ = record_id(record.ref)
             place = self._index.seek(id_, now)
             if place is not None and not (life.again and place[1].expires < life.expires):
                 held.append(place[0])
                 self._index.slide(id_, place[1], now, group[0], life.life_s)
-            elif not writable(life.record):
+            elif not writable(record) or record.parent in refused:
                 self.dropped += 1
             elif id_ not in batch:
-                more = header_nbytes(life.record) + life.record.ref.nbytes
+                more = header_nbytes(record) + record.ref.nbytes
                 size = (segment.size if segment else 0) + nbytes
-                if size and size + more > self._limits.segment_nbytes:
+                if size and size + more > limit:
                     if batch:
                         break
                     if segment:
                         await self._seal(segment)
                         segment = None
-                batch[id_] = life
-                nbytes += more
+                if life.again or self._quotas.take(record.tenant, more, self._clock.now()):
+                    batch[id_] = life
+                    nbytes += more
+                else:
+                    refused.add(record.ref.key)
+                    self.dropped += 1
             taken += 1
-        self._index.use(held)
+        self._index.use(held, now)
         if batch:
-            await self._append(segment or await self._create(group), batch, nbytes)
+            await self._append(segment or await self._create(group), batch, heard, quota)
         return taken
 
-    async def _append(self, segment: Segment, batch: dict[bytes, Life], nbytes: int) -> None:
-        owners = [Owner(life.record.namespace, life.record.tenant, life.record.model) for life in batch.values()]
-        before, reserved = segment.disk_nbytes, segment.reserved_nbytes(nbytes, len(batch), owners)
-        kept = False
-        if await self._make_room(reserved - before, segment):
-            segment.disk_nbytes = reserved
-            kept = await self._write(segment, batch, nbytes)
-            if not kept and segment.fd is not None:
-                segment.disk_nbytes = before  # it was cut back
+    async def _append(self, segment: Segment, batch: dict[bytes, Life], heard: int, quota: int) -> None:
+        nbytes = sum(header_nbytes(life.record) + life.record.ref.nbytes for life in batch.values())
+        owners = [_owner(life) for life in batch.values()]
+        least = segment.reserved_nbytes(nbytes, len(batch), owners)
+        if least > self._folder.claims.get(segment.name, 0):
+            most = least + (quota // 64 if quota else self._limits.capacity_nbytes // CLAIM_SHARE)
+            await self._reserve(Wish(segment.name, least, most, segment.tag, quota))
+        room = least <= self._folder.claims.get(segment.name, 0)
+        kept = room and await self._write(segment, batch, nbytes, heard)
         if not kept:
             self.dropped += sum(not life.again for life in batch.values())
             if not segment.size:
-                await self._doom(segment)
+                await self._discard(segment)
             return
         offset = segment.size
-        for (id_, life), owner in zip(batch.items(), owners, strict=True):
+        for id_, life in batch.items():
             head, payload = header_nbytes(life.record), life.record.ref.nbytes
-            tag = segment.owner(owner) << 2 | KINDS.index(life.record.ref.kind)
+            tag = segment.owner(_owner(life)) << 2 | KINDS.index(life.record.ref.kind)
             times = life.created, life.expires, life.life_s
             self._index.insert(segment, id_, Entry(id_[:PREFIX_NBYTES], offset, *times, payload, head, tag))
             offset += head + payload
-            self._age(segment, life.record)
+            self._age(segment, life)
             self.renewed += life.again
             self.saved += not life.again
             self.saved_nbytes += 0 if life.again else head + payload
+            self.written_nbytes += head + payload
         segment.size = offset
-        self.written_nbytes += nbytes
+        segment.disk_nbytes = segment.reserved_nbytes()
 
     async def _renew_batch(self) -> None:
-        now = self._clock.wall()
+        now, heard = self._clock.wall(), self._follower.heard
         wanted: list[tuple[Segment, bytes, Entry, Slide]] = []
         nbytes = 0
         while self._index.due and len(wanted) < BATCH_RECORDS and nbytes < BATCH_NBYTES:
@@ -203,7 +261,7 @@ class Writer:
                 nbytes += place[1].nbytes
         if not wanted:
             return
-        places = [(self._folder / segment.name, id_, entry) for segment, id_, entry, _ in wanted]
+        places = [(self._folder.path / segment.name, id_, entry) for segment, id_, entry, _ in wanted]
         lives: list[Life] = []
         for (segment, id_, entry, slide), record in zip(
             wanted, await self._offload(read_records, self._disk, places), strict=True
@@ -213,123 +271,204 @@ class Writer:
             else:
                 record = replace(record, retention=Retention(traffic=slide.traffic))
                 lives.append(Life(record, entry.created, slide.expires, slide.life_s, again=True))
-        lives.sort(key=lambda life: life.group)
+        lives.sort(key=self._group)
         while lives:
-            lives = lives[await self._save_batch(lives) :]
+            lives = lives[await self._save_batch(lives, heard, set()) :]
 
-    async def _write(self, segment: Segment, batch: dict[bytes, Life], nbytes: int) -> bool:
-        """Append to the file; false if nothing was kept, and then `fd` is `None` if the file can take no more."""
+    async def _write(self, segment: Segment, batch: dict[bytes, Life], nbytes: int, heard: int) -> bool:
+        """Append to the file; false if nothing was kept, and then it is closed if it can take no more.
+
+        What was forgotten meanwhile is taken out of `batch` and dropped.
+        """
         unsynced_nbytes = segment.unsynced_nbytes + nbytes
         overdue = unsynced_nbytes >= SYNC_NBYTES or self._clock.now() - segment.synced_at >= SYNC_S
         sync = self._limits.fsync == "always" or (self._limits.fsync == "interval" and overdue)
-        path, lives = self._folder / segment.name, list(batch.values())
-        try:
-            segment.fd, kept = await self._offload(append, self._disk, path, segment.fd, segment.size, lives, sync)
-        except OSError:
-            segment.fd = None
-            del self._open[segment.group]
-            return False
+        while True:
+            for id_ in [i for i, life in batch.items() if self._follower.forgotten_since(heard, _owner(life))]:
+                self.dropped += not batch.pop(id_).again
+            if not batch:
+                return False
+            args = segment.name, segment.fd, segment.size, list(batch.values()), sync, self._follower.heard
+            try:
+                segment.fd, kept = await self._patiently(self._folder.append, *args)
+                break
+            except Unheard:
+                if not await self._heed():
+                    return False
+            except BlockingIOError:
+                return False
+            except OSError:
+                segment.fd = None
+                del self._open[segment.group]
+                self._follower.mine.discard(segment.name)
+                return False
         if kept:
             segment.unsynced_nbytes = 0 if sync else unsynced_nbytes
             segment.synced_at = self._clock.now() if sync else segment.synced_at
             self._open[segment.group] = self._open.pop(segment.group)
         return kept
 
-    def _age(self, segment: Segment, record: KVRecord) -> None:
+    def _age(self, segment: Segment, life: Life) -> None:
         """A record makes its segment no younger than its parent's, so that a tail's segment goes before its head's.
 
         One without a parent to be reached through leaves the segment as old as it is.
         """
+        record, now = life.record, self._clock.wall()
         above = record.ref.key if record.ref.kind == "snapshot" else record.parent
-        parent = self._index.seek(above, self._clock.wall())
+        parent = self._index.seek(above, now)
         if parent is not None:
             segment.used = max(segment.used, parent[0].used)
         elif record.parent == record.namespace or record.ref.kind == "tail":
-            segment.used = self._index.tick()
+            segment.used = self._index.tick(now)
 
     # -- files ------------------------------------------------------------------------------------
 
-    async def _create(self, group: tuple[Traffic, int]) -> Segment:
-        if len(self._open) >= OPEN_SEGMENTS:
+    async def _create(self, group: Group) -> Segment:
+        if len(self._open) >= MOST_CLAIMS:
             await self._seal(next(iter(self._open.values())))
-        segment = Segment(*group, self._index.next_serial())
+        traffic, hour, tag = group
+        segment = Segment(traffic, hour, self._index.next_serial(), self._folder.writer, tag)
         segment.synced_at = self._clock.now()
+        self._follower.mine.add(segment.name)
         self._index.begin(segment)
         self._open[group] = segment
         return segment
 
     async def _seal(self, segment: Segment) -> None:
-        del self._open[segment.group]
-        fd, segment.fd = segment.fd, None
-        sync = self._limits.fsync != "none"
-        rows = segment.live_rows().tobytes()
+        """Write the footer and close the file; where that fails somebody's look seals it later."""
+        fd = segment.fd
         segment.rows = bytearray(segment.rows)  # without the room that it grew into
-        self.written_nbytes += footer_nbytes(len(rows) // ROW.size, segment.owners)
-        await self._offload(seal, self._disk, fd, segment.size, rows, segment.owners, sync)
+        while fd is not None:
+            rows = segment.live_rows().tobytes()
+            nbytes = footer_nbytes(len(rows) // ROW.size, segment.owners)
+            args = segment.name, fd, segment.size, rows, segment.owners, segment.used, self._follower.heard
+            try:
+                segment.sealed = await self._patiently(self._folder.seal, *args)
+            except Unheard:
+                if await self._heed():
+                    continue
+            except OSError:
+                pass
+            if segment.sealed:
+                self.written_nbytes += nbytes
+                segment.disk_nbytes = allocated(segment.size + nbytes)
+            await self._offload(_close, self._disk, fd, self._limits.fsync != "none")
+            break
+        segment.fd = None
+        del self._open[segment.group]
+        self._follower.mine.discard(segment.name)
 
-    async def _doom(self, segment: Segment, why: str = "") -> None:
-        """Take a segment out of the index; its file goes as soon as nobody reads it."""
-        self._index.remove(segment, why)
-        while self._index.purge():
-            await checkpoint()
+    async def _scrub(self, segment: Segment, erased: Erased) -> None:
+        """Overwrite what was forgotten in a file, or remove it."""
+        if segment.name in self._follower.mine:
+            await self._seal(segment)
+        clean = False
+        if segment.live or segment.living:
+            with suppress(OSError):
+                clean = await patiently(self._offload, FORGET_PATIENCE_S, scrub, self._folder, segment.name, erased)
+        if not clean:
+            await self._remove([segment], "evicted")
+            if self._index.names.get(segment.name) is segment:
+                await self._let_go(segment, "evicted")
+                self._follower.mine.add(segment.name)  # no look may find it again
+                self._doomed.append(segment)
+
+    async def _discard(self, segment: Segment) -> None:
+        """Give up a file to which nothing could be appended."""
+        await self._remove([segment], "")
+        if segment.name in self._index.names:  # it is still there, and is nobody's: the next look reads it
+            await self._let_go(segment, "")
+
+    async def _remove(self, segments: Sequence[Segment], why: str) -> None:
+        """Remove files, and from the index those that are gone; `why` is a word of `Match.missed`."""
+        fds = [segment.fd for segment in segments]
+        paths = [self._folder.path / segment.name for segment in segments]
+        gone = await self._offload(_remove, self._disk, paths, [fd for fd in fds if fd is not None])
+        for segment, is_gone in zip(segments, gone, strict=True):
+            segment.fd = None
+            if is_gone:
+                await self._let_go(segment, why)
+
+    async def _let_go(self, segment: Segment, why: str) -> None:
+        if self._index.names.get(segment.name) is segment:
+            await self._follower.drop(segment, why)
         if self._open.get(segment.group) is segment:
             del self._open[segment.group]
-        self._doomed.append(segment)
-        if segment.fd is not None:
-            fd, segment.fd = segment.fd, None
-            await self._offload(self._disk.close, fd)
+        self._follower.mine.discard(segment.name)
 
-    async def _unlink_doomed(self) -> None:
-        """Remove files of doomed segments; those that are being read or resist stay on the list, and in the sum."""
-        going = [segment for segment in self._doomed if not segment.readers]
-        if going:
-            gone = await self._offload(unlink_all, self._disk, [self._folder / segment.name for segment in going])
-            done = {id(segment) for segment, is_gone in zip(going, gone, strict=True) if is_gone}
-            self._doomed = [segment for segment in self._doomed if id(segment) not in done]
+    async def _sweep(self) -> None:
+        """Follow the others, and remove segments whose hour is over or that hold nothing alive."""
+        if self._follower.due:
+            await self._follower.follow()
+        now = self._clock.wall()
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + SWEEP_S
+        segments = [segment for segment in self._index.segments.values() if not segment.living]
+        over = [segment for segment in segments if segment.over(now)]
+        ours = self._follower.mine
+        empty = [s for s in segments if not s.live and (s.sealed or s.name in ours) and not s.over(now)]
+        doomed, self._doomed = self._doomed, []
+        for segment in doomed:
+            (gone,) = await self._offload(unlink_all, self._disk, [self._folder.path / segment.name])
+            self._doomed += [] if gone else [segment]
+        if over:
+            await self._remove(over, "expired")
+        if empty:
+            await self._remove(empty, "")
 
-    async def _sweep(self, now: float) -> None:
-        """Remove segments whose hour is over or that hold nothing alive."""
-        for segment in list(self._index.segments.values()):
-            if segment.over(now):
-                await self._doom(segment, "expired")
-            elif not segment.live:
-                await self._doom(segment)
-        await self._unlink_doomed()
+    async def _reserve(self, wish: Wish) -> None:
+        """Have room claimed, if there is room; then `Folder.claims` says how much the file may take."""
+        mine = self._open.values()
+        used = self._index.touched | {segment.name: segment.used for segment in mine}
+        fds = {segment.name: segment.fd for segment in mine if segment.fd is not None}
+        try:
+            evicted = await self._patiently(self._folder.reserve, wish, used, fds)
+        except OSError:
+            return
+        for name in evicted:
+            if (segment := self._index.names.get(name)) is not None:
+                segment.fd = None
+                await self._let_go(segment, "evicted")
 
-    async def _make_room(self, nbytes: int, keep: Segment | None = None) -> bool:
-        """Evict least recently used segments until `nbytes` more fit; false, with nothing evicted, if they never do."""
-        await self._unlink_doomed()
-        short = self.disk_nbytes + nbytes - self._limits.capacity_nbytes
-        if self._limits.min_free_nbytes:
-            try:
-                free = await self._offload(self._disk.free_nbytes, self._folder)
-            except OSError:
-                return False
-            short = max(short, self._limits.min_free_nbytes + nbytes - free)
-        if short <= 0:
-            return True
-        victims = [s for s in self._index.segments.values() if s is not keep and not s.readers]
-        if sum(segment.disk_nbytes for segment in victims) < short:
+    # -- other processes ----------------------------------------------------------------------------
+
+    async def _announce(self, erased: Erased, *, done: bool) -> None:
+        with suppress(OSError):  # then others find out when they load
+            self._follower.heed(*await self._patiently(self._folder.announce, erased, self._follower.heard, done))
+
+    async def _heed(self) -> bool:
+        """Heed what others announced; false if it cannot be read."""
+        try:
+            self._follower.heed(*await self._offload(self._folder.news, self._follower.heard))
+        except OSError:
             return False
-        for segment in sorted(victims, key=lambda s: (s.used, -s.serial)):
-            if short <= 0:
-                break
-            short -= segment.disk_nbytes
-            await self._doom(segment, "evicted")
-        await self._unlink_doomed()
-        return self.disk_nbytes + nbytes <= self._limits.capacity_nbytes
+        return True
 
-    async def _forget_in(self, segment: Segment, which: NamespaceFilter) -> Forgotten:
-        if self._open.get(segment.group) is segment:
-            await self._seal(segment)
-        records, nbytes = self._index.forget(segment, which)
-        if not segment.live:
-            await self._doom(segment)
-            return Forgotten(records=records, nbytes=nbytes)
-        args = (self._disk, self._folder / segment.name, segment.size, which, segment.live_rows().tobytes())
-        file_nbytes = await self._offload(forget_records, *args, segment.owners)
-        if file_nbytes is None:
-            await self._doom(segment, "evicted")
-        else:
-            segment.disk_nbytes = allocated(file_nbytes)
-        return Forgotten(records=records, nbytes=nbytes)
+    async def _patiently(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run a function that may find something locked; who was locked out once is not waited for again."""
+        try:
+            done = await patiently(self._offload, self._patience_s, function, *args)
+        except BlockingIOError:
+            self._patience_s = 0.0
+            raise
+        self._patience_s = PATIENCE_S
+        return done
+
+
+def _owner(life: Life) -> Owner:
+    """Whose a record is."""
+    return Owner(life.record.namespace, life.record.tenant, life.record.model)
+
+
+def _close(disk: Disk, fd: int, sync: bool) -> None:
+    if sync:
+        with suppress(OSError):
+            disk.sync(fd)
+    disk.close(fd)
+
+
+def _remove(disk: Disk, paths: Sequence[Path], fds: Sequence[int]) -> list[bool]:
+    for fd in fds:
+        disk.close(fd)
+    return unlink_all(disk, paths)

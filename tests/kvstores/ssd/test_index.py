@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deepinfra.core.kv import NamespaceFilter
 from deepinfra.kvstores.ssd import places as places_module
-from deepinfra.kvstores.ssd.format import PREFIX_NBYTES, Entry, Owner, snapshot_id
+from deepinfra.kvstores.ssd.format import PREFIX_NBYTES, Entry, Erased, Owner, snapshot_id
 from deepinfra.kvstores.ssd.index import Index
 from deepinfra.kvstores.ssd.places import Places
 from deepinfra.kvstores.ssd.segment import Segment
@@ -140,7 +140,7 @@ def test_forgetting_takes_the_owners_rows_and_name() -> None:
     for i in range(10, 20):
         shared.add(entry(key(i), owner=others))
     index.adopt([shared])
-    assert index.forget(shared, NamespaceFilter(tenant="mine")) == (10, 10 * 256)
+    assert shared.forget(Erased.of(NamespaceFilter(tenant="mine"))) == (10, 10 * 256)
     assert [index.seek(key(i), NOW) is not None for i in range(20)] == [False] * 10 + [True] * 10
     assert [owner.tenant for owner in shared.owners] == ["", "others"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from deepinfra.core.kv import KVRecord, NamespaceFilter, Retention
 from deepinfra.errors import ConfigError, ResourceError
 from deepinfra.interfaces.given import InlineOffload
 from deepinfra.kvstores import SsdStore
+from deepinfra.kvstores.ssd import store as store_module
 from deepinfra.testing.clock import ManualClock
 from deepinfra.testing.kvrecords import chain, content, keys_of, load
 
@@ -115,7 +117,9 @@ async def test_foreign_files_are_left_alone_and_nonsense_of_ours_is_removed(tmp_
     (tmp_path / "kv" / "notes.txt").write_text("mine")
     (tmp_path / "kv" / "agent-999999-00000007.kvseg").write_bytes(b"nonsense" * 1000)
     assert await survivors(tmp_path / "kv") == [0, 1, 2, 3, 4]
-    assert sorted(path.suffix for path in (tmp_path / "kv").iterdir()) == ["", ".kvseg", ".txt"]
+    left = sorted(path.name for path in (tmp_path / "kv").iterdir() if path.suffix != ".kvseg")
+    assert left == ["forgotten", "lock", "notes.txt"]
+    assert len(list((tmp_path / "kv").glob("*.kvseg"))) == 1
 
 
 async def test_a_damaged_record_is_counted_and_reported_and_can_be_saved_again(tmp_path: Path) -> None:
@@ -293,9 +297,13 @@ async def test_tokens_of_a_record_can_be_read_back(tmp_path: Path) -> None:
         assert await store.tokens(chain(8, 8)[0].ref.key) is None
 
 
-async def test_a_folder_in_use_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    async with make(tmp_path):
-        with pytest.raises(ResourceError, match=f"{tmp_path} is in use by another process"):
+async def test_a_folder_that_stays_locked_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "ENTER_S", 0.01)
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ResourceError, match=f"{tmp_path} is locked by a process that does not answer"):
             async with make(tmp_path):
                 pass
     async with make(tmp_path) as store:
