@@ -25,14 +25,14 @@ def window_reach(block_size: int) -> int:
     return 2 * block_size + _DRAFTS
 
 
-def window_pages(config: DecoderConfig, block_size: int, max_seqs: int, max_step_tokens: int) -> int:
+def window_pages(config: DecoderConfig, block_size: int, max_seqs: int, max_step_tokens: int, max_context: int) -> int:
     """Pages that are enough for `max_seqs` sequences and any step; 0 if no layer has a window of its own.
 
     Between steps a sequence holds what its window and the reach touch; within one, the step's rows too.
     """
     if not config.sliding:
         return 0
-    kept = -(-(config.window + window_reach(block_size)) // block_size) + 1
+    kept = -(-min(config.window + window_reach(block_size), max_context) // block_size) + 1
     return max_seqs * (kept + 1) + -(-max_step_tokens // block_size)
 
 
@@ -114,7 +114,7 @@ def plan_memory(
     per_token = config.kv_nbytes_per_token(itemsize)
     block = per_token * block_size
     window_token = len(config.sliding) * config.layer_nbytes_per_token(itemsize)
-    pages = window_pages(config, block_size, max_seqs, max_step_tokens)
+    pages = window_pages(config, block_size, max_seqs, max_step_tokens, max_context)
     windows = pages * block_size * window_token
     staging = num_slots * (FRAME_NBYTES + max(block, config.window * window_token))
     why = "as configured"

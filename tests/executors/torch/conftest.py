@@ -182,7 +182,7 @@ class Passes:
             self.table = random.Random(1).sample(range(blocks), blocks)
             self.windows = None
             if self.config.sliding:
-                pages = window_pages(self.config, block_size, 1, max_tokens)
+                pages = window_pages(self.config, block_size, 1, max_tokens, max_tokens)
                 self.windows = Windows(self.config, torch.float32, pages, block_size)
         self.window: Window | None = None
 

@@ -98,12 +98,13 @@ def test_there_are_pages_for_every_step_within_the_limits(data: st.DataObject) -
     """Any sequences, rows and rejected drafts: no step lacks pages, and none is lost or held twice."""
     config = decoder_config(TINY)
     seqs, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 40))
-    count = window_pages(config, SIZE, seqs, rows)
+    context = data.draw(st.integers(1, 150))
+    count = window_pages(config, SIZE, seqs, rows, context)
     windows = Windows(config, torch.float32, count, SIZE)
     live: list[Any] = []
     for _ in range(data.draw(st.integers(1, 12))):
         while len(live) < seqs:
-            start = data.draw(st.integers(0, 50))
+            start = data.draw(st.integers(0, min(50, context - 1)))
             if start and data.draw(st.booleans()):
                 slot = memoryview(bytearray(FRAME_NBYTES + 8 * 2 * 2 * 4 * 4))
                 live.append(windows.restore(start, slot))
@@ -112,7 +113,7 @@ def test_there_are_pages_for_every_step_within_the_limits(data: st.DataObject) -
         budget = rows
         step = []
         for window in live:
-            if length := data.draw(st.integers(0, budget)):
+            if length := data.draw(st.integers(0, min(budget, context - window.end))):
                 budget -= length
                 assert not windows.why_not(window, window.end)
                 windows.reserve(window, window.end + length)
