@@ -188,7 +188,7 @@ def resolve(settings: ServerSettings, registry: Registry, provenance: Provenance
         UnsupportedCombination: Parts that cannot work together.
     """
     look = _Lookup(settings, registry, provenance or Provenance())
-    blueprint = Blueprint(
+    return Blueprint(
         name=settings.name or _served_name(settings.model),
         settings=settings,
         provenance=look.provenance,
@@ -198,8 +198,6 @@ def resolve(settings: ServerSettings, registry: Registry, provenance: Provenance
         decode=tuple(look.pool(pool, ("decode", str(i))) for i, pool in enumerate(settings.decode)),
         public_prefixes=tuple(map(read_prefix, settings.public_prefixes)),
     )
-    _refuse_shared_folders(blueprint)
-    return blueprint
 
 
 def checked(
@@ -271,18 +269,6 @@ class _Lookup:
             replay=pool.replay,
             snapshots=pool.snapshots,
         )
-
-
-def _refuse_shared_folders(blueprint: Blueprint) -> None:
-    """Two stores over one folder would each believe to be alone."""
-    owners: dict[Path, str] = {}
-    for part in (part for pool in blueprint.pools if pool.store for part in pool.store.flat()):
-        path = getattr(part.options, "path", None)
-        if isinstance(path, (str, Path)):
-            folder, name = Path(path).expanduser().resolve(), ".".join((*part.at, "path"))
-            if folder in owners:
-                raise UnsupportedCombination(f"{owners[folder]} and {name} are one folder, {folder}")
-            owners[folder] = name
 
 
 def _served_name(model: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, model_validator
 
 from deepinfra.kvstores.retention import Lifetimes
 from deepinfra.kvstores.tiered.admission import parse_rule
@@ -30,7 +30,7 @@ class SsdStoreOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    path: str = Field("~/.cache/deepinfra/kv", min_length=1, description="Folder; one server at a time may use it.")
+    path: str = Field("~/.cache/deepinfra/kv", min_length=1, description="Folder; several servers may share it.")
     capacity_nbytes: int = Field(10 << 30, gt=0, description="Bytes on disk at most, dead bytes included.")
     segment_nbytes: int = Field(64 << 20, gt=0, description="Bytes after which a file is sealed.")
     fsync: Literal["none", "interval", "always"] = Field("interval", description="When files are synced to the disk.")
@@ -38,6 +38,9 @@ class SsdStoreOptions(BaseModel):
     default_ttl_s: float = Field(_TTL.default_s, gt=0, description="Seconds that other records live.")
     agent_ttl_s: float = Field(_TTL.agent_s, gt=0, description="Seconds that records of traffic `agent` live.")
     chat_ttl_s: float = Field(_TTL.chat_s, gt=0, description="Seconds that records of traffic `chat` live.")
+    quotas: dict[str, NonNegativeInt] = Field({}, description="Bytes on disk at most by tenant; 0: no limit.")
+    tenant_quota_nbytes: int = Field(0, ge=0, description="Bytes on disk at most by each other tenant; 0: no limit.")
+    tenant_write_nbytes_per_s: float = Field(0, ge=0, description="Bytes each tenant may save a second; 0: no limit.")
 
 
 def _rule(text: str) -> str:

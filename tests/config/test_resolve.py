@@ -15,6 +15,7 @@ from deepinfra.errors import ConfigError, UnknownComponentError, UnsupportedComb
 from deepinfra.executors.options import ToyOptions
 from deepinfra.executors.process import ProcessExecutor
 from deepinfra.executors.toy import ToyExecutor
+from deepinfra.kvstores import SsdStore
 from deepinfra.registry import Registry, hookimpl, load_plugins
 from deepinfra.schedulers import Fcfs
 from deepinfra.testing.tiny import TinyRecipe
@@ -184,10 +185,10 @@ def test_a_split_server_gets_its_pools_by_name(registry: Registry) -> None:
     assert all(pool.store is None for pool in engine.pools)
 
 
-def test_two_pools_do_not_keep_kv_in_one_folder(registry: Registry, tmp_path: Path) -> None:
-    pool = {"executor": {"use": "toy"}, "store": {"use": "ssd", "path": str(tmp_path)}}
-    with pytest.raises(UnsupportedCombination, match=r"prefill.0.store.path and decode.0.store.path are one folder"):
-        blueprint(registry, {"recipe": {"use": "tiny"}, "prefill": [pool], "decode": [pool]})
+def test_two_pools_may_keep_kv_in_one_folder(registry: Registry, tmp_path: Path) -> None:
+    pool = {"executor": {"use": "toy"}, "store": {"use": "ssd", "path": str(tmp_path), "quotas": {"a": 1}}}
+    engine = blueprint(registry, {"recipe": {"use": "tiny"}, "prefill": [pool], "decode": [pool]}).build()
+    assert [pool.store.path for pool in engine.pools if isinstance(pool.store, SsdStore)] == [tmp_path, tmp_path]
 
 
 def test_resolving_builds_nothing(registry: Registry) -> None:
