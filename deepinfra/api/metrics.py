@@ -187,7 +187,11 @@ def _held(
     amplification = GaugeMetricFamily(
         f"deepinfra_{kind}_write_amplification", f"Bytes that {what} wrote per byte first saved.", labels=labels
     )
+    processes = GaugeMetricFamily(
+        f"deepinfra_{kind}_processes", f"Processes that use what {what} keeps, this one included.", labels=labels
+    )
     for values, stats in stores:
+        processes.add_metric(values, stats.processes)
         held.add_metric((*values, "used"), stats.nbytes)
         held.add_metric((*values, "capacity"), stats.capacity_nbytes)
         records.add_metric(values, stats.records)
@@ -196,7 +200,7 @@ def _held(
         written.add_metric((*values, "saved"), stats.saved_nbytes)
         written.add_metric((*values, "all"), stats.written_nbytes)
         amplification.add_metric(values, stats.write_amplification)
-    yield from (held, records, events, written, amplification)
+    yield from (held, records, events, written, amplification, processes)
 
 
 def _schedulers(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
