@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve test test-slow check format docs clean
+.PHONY: serve test test-slow test-redis check format docs clean
 
 serve: .venv/.serve
 	$(BIN)/deepinfra pull $(MODEL)
@@ -19,6 +19,12 @@ test: check
 
 test-slow: .venv/.dev
 	$(BIN)/python -m pytest -m slow
+
+# A plug-in against a real redis-server, which its tests start themselves.
+test-redis: .venv/.dev
+	@command -v redis-server >/dev/null || { echo "make test-redis needs redis-server: apt-get install redis-server" >&2; exit 1; }
+	$(PIP) install -e plugins/deepinfra-kv-redis
+	cd plugins/deepinfra-kv-redis && ../../$(BIN)/python -m pytest -m redis
 
 check: .venv/.dev
 	$(BIN)/ruff check .
