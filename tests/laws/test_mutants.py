@@ -14,6 +14,7 @@ import pytest
 from deepinfra.core.ids import BlockKey
 from deepinfra.core.kv import block_keys
 from deepinfra.engine import loader, planner, stepper
+from deepinfra.engine import pool as pool_module
 from deepinfra.engine.blocks import BlockPool
 from deepinfra.engine.committing import Committer
 from deepinfra.engine.constraints import Constraints
@@ -21,7 +22,9 @@ from deepinfra.engine.live import Live
 from deepinfra.engine.matcher import Matcher
 from deepinfra.engine.planner import Planner
 from deepinfra.engine.pool import Pool
+from deepinfra.engine.snapshots import Snapshots
 from deepinfra.engine.staging import Slots
+from deepinfra.engine.windows import WindowPlan
 from deepinfra.executors.toy import ToyExecutor
 from deepinfra.testing.engine import Scenario, random_scenario, run_scenario
 
@@ -110,7 +113,7 @@ def rewrite_published_blocks(patch: Patch) -> None:
 
 
 def trust_every_frame(patch: Patch) -> None:
-    patch.setattr(loader, "frame_is_good", lambda record, key: True)
+    patch.setattr(loader, "frame_is_good", lambda record, key, kind="block": True)
 
 
 def reuse_a_whole_prompt_without_its_last_token(patch: Patch) -> None:
@@ -238,6 +241,82 @@ def end_only_by_the_first_stop_id(patch: Patch) -> None:
     patch.setattr(Matcher, "__init__", init)
 
 
+def begin_without_the_snapshot(patch: Patch) -> None:
+    original = planner.SeqOpen
+    patch.setattr(planner, "SeqOpen", lambda **fields: original(**{**fields, "restore": -1}))
+
+
+def replay_one_row_short(patch: Patch) -> None:
+    original = WindowPlan.first_row
+
+    def first_row(self: WindowPlan, cached: int, known: int) -> int:
+        start = original(self, cached, known)
+        return start + 1 if self.rows and start else start
+
+    patch.setattr(WindowPlan, "first_row", first_row)
+
+
+def replay_what_the_bounded_form_does(patch: Patch) -> None:
+    original = pool_module.window_plan
+    patch.setattr(pool_module, "window_plan", lambda layout, mode, grid: original(layout, "bounded", grid))
+
+
+def rewrite_replayed_rows(patch: Patch) -> None:
+    original = planner.WorkItem
+    patch.setattr(planner, "WorkItem", lambda **fields: original(**{**fields, "write_from": fields["start"]}))
+
+
+def take_snapshots_one_step_late(patch: Patch) -> None:
+    original = Snapshots.due
+
+    def due(self: Any) -> Any:
+        late, self.late = getattr(self, "late", ()), original(self)
+        return late
+
+    patch.setattr(Snapshots, "due", due)
+
+
+def take_snapshots_however_far_back(patch: Patch) -> None:
+    original = Snapshots._takes
+
+    def takes(self: Snapshots, live: Live, position: int) -> bool:
+        live.reached = min(live.reached, live.computed)
+        return original(self, live, position)
+
+    patch.setattr(Snapshots, "_takes", takes)
+
+
+def begin_a_block_behind_the_snapshot(patch: Patch) -> None:
+    original = Snapshots.park
+
+    def park(self: Snapshots, live: Live, slot: int, position: int) -> None:
+        original(self, live, slot, position - self.plan.unit or position)
+
+    patch.setattr(Snapshots, "park", park)
+
+
+def give_the_slot_of_a_snapshot_back_too_early(patch: Patch) -> None:
+    original = Snapshots.park
+
+    def park(self: Snapshots, live: Live, slot: int, position: int) -> None:
+        original(self, live, slot, position)
+        self._slots.give([slot])
+
+    patch.setattr(Snapshots, "park", park)
+
+
+WINDOWED: list[Callable[[Patch], None]] = [
+    begin_without_the_snapshot,
+    replay_one_row_short,
+    replay_what_the_bounded_form_does,
+    rewrite_replayed_rows,
+    take_snapshots_one_step_late,
+    take_snapshots_however_far_back,
+    begin_a_block_behind_the_snapshot,
+    give_the_slot_of_a_snapshot_back_too_early,
+]
+"""Caught where there are windows."""
+
 MUTANTS: list[Callable[[Patch], None]] = [
     release_inside_a_step,
     publish_one_token_too_many,
@@ -260,6 +339,7 @@ MUTANTS: list[Callable[[Patch], None]] = [
     take_what_was_sampled_not_what_is_kept,
     go_on_behind_a_complete_constraint,
     end_only_by_the_first_stop_id,
+    *WINDOWED,
 ]
 
 
@@ -267,6 +347,18 @@ def hurried(scenario: Scenario, rng: random.Random) -> Scenario:
     """Clients leave while their handoff arrives: all that shows a release inside a step, and rare otherwise."""
     asks = tuple(replace(ask, leave_after=rng.choice((0, 1, 1, 2))) for ask in scenario.asks)
     return replace(scenario, asks=asks, split=True, threads=True)
+
+
+def windowed(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Windows and a store for their snapshots, on a sound machine."""
+    windows = rng.choice(((2, 2), (2, 3, 2), (5, 5)))
+    return replace(scenario, windows=windows, store="memory", snapshots="disk", executor="sound", num_slots=8)
+
+
+def left_early(scenario: Scenario) -> Scenario:
+    """One answer's first token, and the client is gone while the others' prompts are being computed."""
+    asks = tuple(replace(ask, n=3, leave_after=1) for ask in scenario.asks)
+    return replace(scenario, asks=asks, max_step_tokens=16)
 
 
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
@@ -279,6 +371,10 @@ def test_a_broken_engine_breaks_the_law(
         scenario = random_scenario(rng)
         if mutate is release_inside_a_step:
             scenario = hurried(scenario, rng)
+        if mutate in WINDOWED:
+            scenario = windowed(scenario, rng)
+        if mutate is take_snapshots_however_far_back:
+            scenario = left_early(scenario)
         try:
             wrong = anyio.run(run_scenario, scenario, None, 2.0)
         except Exception:
