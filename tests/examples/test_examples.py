@@ -21,6 +21,7 @@ SERVERS = {"minimal_server.py": "/v1", "mount_fastapi.py": "/llm/v1", "mount_sta
 SCRIPTS = {
     "custom_scheduler.py": r"(?=.*The capital of France is' Paris)(?=.*Once upon a time',).*",
     "typed_markers.py": r".*assistant turns: 1 here, 2 when the same text is tokenised naively\n",
+    "sliding_windows.py": r".*\n708 .* 704 on disk; so far 1 windows restored, 0 .*\n430 .* 156 rows .* again\n",
     "split_pools.py": r".*Red.*\nprefill: 1 steps\ndecode: \d+ steps\n",
 }
 

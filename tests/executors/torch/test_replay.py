@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 SIZE = 4
 
 
-class FromAnotherPass(Cache):
+class FromAnotherPass(Cache):  # type: ignore[misc]
     """Gives layers that see everything the keys and values that another pass had, as far as the prefix goes.
 
     Args:
