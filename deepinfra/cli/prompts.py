@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deepinfra.core.conversation import JsonValue
-    from deepinfra.core.request import Prompt, PromptInput
+    from deepinfra.core.request import GenerateRequest, Prompt, PromptInput
     from deepinfra.interfaces import Recipe
 
-__all__ = ("Api", "ApiOption", "RecipeName", "inputs_of", "prompt_of", "with_recipe")
+__all__ = ("Api", "ApiOption", "RecipeName", "api_of", "inputs_of", "prompt_of", "requests_of", "with_recipe")
 
 T = TypeVar("T")
 
@@ -45,7 +45,21 @@ def with_recipe(use: Callable[[Recipe], T], config: Path | None, model: str | No
 
 
 def inputs_of(raw: Mapping[str, JsonValue], api: Api | None) -> list[PromptInput]:
-    """The prompts of a request's body; a model's name, which says nothing here, may be left out."""
+    """The prompts of a request's body; see `requests_of`."""
+    return [request.input for request in requests_of(raw, api)]
+
+
+def api_of(raw: Mapping[str, JsonValue]) -> Api:
+    """The API that a body looks like a request for."""
+    return next((api for key, api in _KEYS if key in raw), "chat")
+
+
+def requests_of(raw: Mapping[str, JsonValue], api: Api | None) -> list[GenerateRequest]:
+    """What a request's body asks for; a model's name, which says nothing here, may be left out.
+
+    Raises:
+        RequestError: Names the field that is wrong.
+    """
     from datetime import UTC, datetime
 
     from deepinfra.api.chat.request import CHAT
@@ -56,8 +70,7 @@ def inputs_of(raw: Mapping[str, JsonValue], api: Api | None) -> list[PromptInput
     from deepinfra.api.responses.store import ResponseStore
     from deepinfra.interfaces.given import SystemClock
 
-    guess: Api = next((known for key, known in _KEYS if key in raw), "chat")
-    name = api or guess
+    name = api or api_of(raw)
     clock = SystemClock()
     protocols: dict[Api, WireProtocol] = {
         "chat": CHAT,
@@ -67,7 +80,7 @@ def inputs_of(raw: Mapping[str, JsonValue], api: Api | None) -> list[PromptInput
     }
     body: dict[str, JsonValue] = {"model": "-", **({"max_tokens": 1} if name == "messages" else {}), **raw}
     received = Received(headers={}, now=datetime.fromtimestamp(clock.wall(), UTC).date().isoformat(), max_choices=1024)
-    return [request.input for request in protocols[name].parse(body, received).requests]
+    return list(protocols[name].parse(body, received).requests)
 
 
 def prompt_of(built: Recipe, asked: PromptInput) -> Prompt:

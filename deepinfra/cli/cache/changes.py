@@ -150,7 +150,11 @@ def _in_value(
         kind, before, after, changed = kind_of_text(held, asked)
         yield Change(_name(path), "option" if option else kind, before, after, changed, _with(later, path, held))
     elif _canonical(held) == _canonical(asked):
-        yield _of(later, path, "key order", held, asked, "")
+        inside = _paired(held, asked)
+        if inside is None:
+            yield _of(later, path, "key order", held, asked, "")
+        for step, one, other in inside or ():
+            yield from _in_value(later, (*path, step), one, other, option=option)
     elif isinstance(held, dict) and isinstance(asked, dict):
         for key in dict.fromkeys((*asked, *held)):
             yield from _in_value(later, (*path, key), held.get(key), asked.get(key), option=option)
@@ -159,6 +163,15 @@ def _in_value(
     else:
         kind = "option" if option else "text"
         yield _of(later, path, kind, held, asked, "" if option or held is None else _text(held))
+
+
+def _paired(held: JsonValue, asked: JsonValue) -> list[tuple[Step, JsonValue, JsonValue]] | None:
+    """The elements of two values of the same JSON, if these stand in the same order."""
+    if isinstance(held, dict) and isinstance(asked, dict) and [*held] == [*asked]:
+        return [(key, held[key], asked[key]) for key in held]
+    if isinstance(held, list) and isinstance(asked, list):
+        return [(index, one, other) for index, (one, other) in enumerate(zip(held, asked, strict=True))]
+    return None
 
 
 def _in_list(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from deepinfra.cli.prompts import Api, ApiOption, RecipeName, inputs_of, prompt_of, with_recipe
+from deepinfra.cli.prompts import Api, ApiOption, RecipeName, api_of, inputs_of, prompt_of, with_recipe
 from deepinfra.cli.setup import Config, Model
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def _read(file: str, api: Api | None) -> Iterator[Asked]:
     from deepinfra.cli.cache.prefixes import Asked
     from deepinfra.errors import RequestError
 
-    source = sys.stdin.buffer if file == "-" else Path(file).open("rb")
-    with source:
+    with ExitStack() as stack:
+        source = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
         for number, line in enumerate(source, 1):
             if not line.strip():
                 continue
@@ -92,7 +93,7 @@ def _read(file: str, api: Api | None) -> Iterator[Asked]:
                 typer.echo(f"line {number} was left out: {error}", err=True)
                 continue
             fields = {key: value for key, value in body.items() if key not in ("tenant", "session")}
-            which = api or _api_of(str(names["url"] or ""))
+            which = api or _api_of(str(names["url"] or "")) or api_of(fields)
             tenant, session = names["tenant"], names["session"]
             yield Asked(number, fields, str(tenant or "public"), str(session or ""), which)
 
