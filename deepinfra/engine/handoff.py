@@ -147,8 +147,12 @@ async def export(
     try:
         at = capture.position // layout.block_size
         view = memory.slot(capture.slot)[: FRAME_NBYTES + layout.snapshot_nbytes]
-        write_frame(view, keys[at - 1], "snapshot")
         # Off the loop: a snapshot may have tens of megabytes.
-        return replace(handoff, snapshot=await offload(bytes, view), snapshot_blocks=at)
+        return replace(handoff, snapshot=await offload(_framed, view, keys[at - 1]), snapshot_blocks=at)
     finally:
         snapshots.keep(capture)
+
+
+def _framed(view: memoryview, key: BlockKey) -> bytes:
+    write_frame(view, key, "snapshot")
+    return bytes(view)
