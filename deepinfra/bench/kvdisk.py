@@ -22,10 +22,10 @@ class Write(NamedTuple):
 
 
 class NotedDisk(Disk):
-    """A disk that notes what is written to it.
+    """A disk that notes which records and footers are written to it.
 
     Attributes:
-        writes: Calls in order; files are numbered as they are created.
+        writes: Calls in order, of segment files only; these are numbered as they are created.
     """
 
     def __init__(self) -> None:
@@ -36,18 +36,22 @@ class NotedDisk(Disk):
     def open(self, path: Path, *, create: bool = False, write: bool = False) -> int:
         """See `Disk.open`."""
         fd = super().open(path, create=create, write=write)
-        self._numbers[fd] = self._created
-        self._created += create
+        self._numbers.pop(fd, None)
+        if path.suffix == ".kvseg":
+            self._numbers[fd] = self._created
+            self._created += create
         return fd
 
     def pwritev(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
         """See `Disk.pwritev`."""
-        self.writes.append(Write(self._numbers[fd], tuple(map(len, buffers))))
+        if fd in self._numbers:
+            self.writes.append(Write(self._numbers[fd], tuple(map(len, buffers))))
         return super().pwritev(fd, buffers, offset)
 
     def sync(self, fd: int) -> None:
         """See `Disk.sync`."""
-        self.writes.append(Write(self._numbers[fd], ()))
+        if fd in self._numbers:
+            self.writes.append(Write(self._numbers[fd], ()))
         super().sync(fd)
 
 

@@ -91,12 +91,12 @@ class Folder:
             self._process = self.disk.lock(self.path / process_name(self.writer))
             try:
                 self._forgotten = self.disk.open(self.path / FORGOTTEN, create=True, write=True)
+                if not others.processes:
+                    self.disk.truncate(self._forgotten, 0)
+                return self.disk.size(self._forgotten) // TOMBSTONE_NBYTES * TOMBSTONE_NBYTES
             except OSError:
                 self.leave()
                 raise
-            if not others.processes:
-                self.disk.truncate(self._forgotten, 0)
-            return self.disk.size(self._forgotten) // TOMBSTONE_NBYTES * TOMBSTONE_NBYTES
 
     def leave(self) -> None:
         """Be none of its processes any more."""
