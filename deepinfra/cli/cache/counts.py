@@ -73,7 +73,7 @@ def du(
 
 
 def _stats(place: Place, whole: Census) -> dict[str, object]:
-    census = whole.living()
+    census, time = whole.living(), now()
     files, count = census.files, len(census.rows)
     hours: dict[tuple[str, int], list[int]] = {}
     for file in files:
@@ -104,8 +104,8 @@ def _stats(place: Place, whole: Census) -> dict[str, object]:
         "open": sum(not file.sealed for file in files),
         "processes": census.processes,
         "tenants": len({census.owners[owner].tenant for owner in set(census.owner.tolist())}),
-        "oldest_s": now() - float(census.rows["created"].min()) if count else None,
-        "newest_s": now() - float(census.rows["created"].max()) if count else None,
+        "oldest_s": time - float(census.rows["created"].min()) if count else None,
+        "newest_s": time - float(census.rows["created"].max()) if count else None,
         "groups": groups,
     }
 
