@@ -68,11 +68,38 @@ def forgetful(options):
     return Forgetful()
 
 
+def careless(options):
+    """Delivers what it has and raises for what it has not."""
+    from deepinfra.kvstores import MemoryStore
+
+    class Careless(MemoryStore):
+        async def load(self, refs, into):
+            for ref in refs:
+                if not (await self.match([ref.key])).refs:
+                    raise KeyError("not here")
+            return await super().load(refs, into)
+
+    return Careless()
+
+
+def half(options):
+    """Lacks most methods."""
+    from deepinfra.interfaces import KVStore
+
+    class Half(KVStore):
+        async def match(self, keys): ...
+
+    return Half()
+
+
 @hookimpl
 def deepinfra_register(registry):
     registry.recipe("tiny", tiny, options=NoOptions)
     registry.executor("slow-toy", slow, options=ToyOptions, process=False)
     registry.scheduler("forgetful", forgetful, options=NoOptions)
+    registry.kvstore("careless", careless, options=NoOptions)
+    registry.kvstore("no-store", lambda options: "a store", options=NoOptions)
+    registry.kvstore("half", half, options=NoOptions)
 
 
 async def hello(scope, receive, send):

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+import redis
 from deepinfra_kv_redis.store import RedisStore
 
 from deepinfra import Engine, GenerateRequest, Pool, SamplingParams, TextInput
@@ -51,5 +52,5 @@ def test_check_plugin_finds_nothing_broken_and_leaves_nothing_behind(server: Any
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kept    what was saved survives reopening" in done.stdout
     assert ", 0 broken" in done.stdout
-    keys = subprocess.run(["redis-cli", "-s", str(server.socket), "keys", "*"], capture_output=True, text=True, check=True)
-    assert all(key.endswith(":totals") for key in keys.stdout.split())
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        assert all(key.endswith(b":totals") for key in client.keys("*"))
