@@ -10,6 +10,7 @@ import pytest
 from deepinfra.executors.torch import TorchExecutor
 from deepinfra.interfaces.executor import Executor
 from deepinfra.testing.executor import ExecutorConformance
+from deepinfra.testing.window_laws import WindowLaws
 
 
 class TestTorch(ExecutorConformance):
@@ -40,7 +41,21 @@ class TestGemma(TestTorch):
     rounds = 40
 
 
+@pytest.mark.slow
 class TestGptOss(TestTorch):
     family = "gpt-oss"
     num_blocks = 48
     rounds = 40
+
+
+class TestWindowsOfGptOss(WindowLaws):
+    path: Path
+
+    @pytest.fixture(autouse=True)
+    def _model(self, made: Any) -> None:
+        type(self).path = made("gpt-oss")[0]
+
+    def make(self) -> Executor:
+        return TorchExecutor(
+            str(self.path), dtype="float32", num_blocks=48, block_size=4, max_step_tokens=32, max_seqs=8, threads=1
+        )

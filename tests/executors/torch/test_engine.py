@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -56,19 +57,16 @@ def conversation(rows: int, window: int) -> list[list[int]]:
     return [one[:100], two[:100], one, *(one[:end] + two[:7] for end in ends), two]
 
 
-@pytest.mark.parametrize(
-    ("kind", "snapshots"),
-    [
-        ("memory", "ram"),
-        ("ssd", "disk"),
-        pytest.param("ssd", "off", marks=pytest.mark.slow),
-        pytest.param("memory", "off", marks=pytest.mark.slow),
-        pytest.param("memory", "disk", marks=pytest.mark.slow),
-        pytest.param("ssd", "ram", marks=pytest.mark.slow),
-    ],
-)
+FAST = {("gemma3", "ssd", "disk"), ("gpt-oss", "memory", "ram")}
+CASES = [
+    pytest.param(*case, marks=() if case in FAST else pytest.mark.slow, id="-".join(case))
+    for case in itertools.product(("gemma3", "gpt-oss"), ("memory", "ssd"), ("ram", "disk", "off"))
+]
+
+
+@pytest.mark.parametrize(("hybrid", "kind", "snapshots"), CASES)
 async def test_exact_replay_and_snapshots_give_the_text_of_no_cache(
-    kind: str, snapshots: Any, hybrid: str, made: Any, tmp_path: Path
+    hybrid: str, kind: str, snapshots: Any, made: Any, tmp_path: Path
 ) -> None:
     path, model = made(f"{hybrid}-bytes")
     window, sliding = model.config.sliding_window, model.config.layer_types.count("sliding_attention")
