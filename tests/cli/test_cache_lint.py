@@ -216,15 +216,15 @@ def test_arguments_whose_keys_moved_are_the_same_json() -> None:
 
 
 def a_thousand() -> list[Asked]:
-    """Fifty chats in turn; the system prompt says the time."""
+    """Two hundred chats in turn; the system prompt says the time."""
     draw = random.Random(4)
-    histories: list[list[Body]] = [[] for _ in range(50)]
+    histories: list[list[Body]] = [[] for _ in range(200)]
     requests = []
     for number in range(1000):
-        history = histories[number % 50]
+        history = histories[number % 200]
         history.append({"role": "user", "content": f"{number}: " + "".join(draw.choices("abcdefgh ", k=40))})
         now = f"2026-11-29T12:{number // 60:02}:{number % 60:02}Z"
-        requests.append(Asked(number, chat(f"{now} {RULES[:300]}", *history), session=f"s{number % 50}"))
+        requests.append(Asked(number, chat(f"{now} {RULES[:300]}", *history), session=f"s{number % 200}"))
         history.append({"role": "assistant", "content": "".join(draw.choices("abcdefgh ", k=60))})
     return requests
 
@@ -240,7 +240,7 @@ def test_a_thousand_requests_take_a_few_renderings_each() -> None:
     report = lint(a_thousand(), render, len)
     assert report.requests == 1000
     assert report.findings[0].field == "messages[0].content"
-    assert report.findings[0].requests >= 950
+    assert report.findings[0].requests >= 800
     assert calls < 5000
 
 
@@ -279,4 +279,4 @@ def test_the_command_reads_bodies_wrapped_bodies_and_says_what_it_left_out(run: 
 
 
 def test_a_log_without_a_request_exits_1(run: Callable[..., Any]) -> None:
-    assert run(["{}"]).exit_code == 1
+    assert run(["", "no JSON", "[]"]).exit_code == 1

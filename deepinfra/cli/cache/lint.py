@@ -13,6 +13,7 @@ import typer
 
 from deepinfra.cli.prompts import Api, ApiOption, RecipeName, api_of, inputs_of, prompt_of, with_recipe
 from deepinfra.cli.setup import Config, Model
+from deepinfra.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,7 +47,9 @@ def lint(
 
     Example: deepinfra cache lint requests.jsonl --model smollm2
     """
-    requests = _read(file, api)
+    requests = list(_read(file, api))
+    if not requests:
+        raise ConfigError(f"{file} holds no request")
 
     def run(recipe: Recipe) -> Lint:
         from deepinfra.cli.cache.prefixes import lint as find
