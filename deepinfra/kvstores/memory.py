@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
-from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
+from types import MappingProxyType
 from typing import Self
 
 from anyio.lowlevel import checkpoint
@@ -24,12 +22,12 @@ from deepinfra.core.kv import (
     TierHit,
 )
 from deepinfra.interfaces.kvstore import KVStore
+from deepinfra.kvstores.leaves import Held, Leaves, cost, parent_of, record_id
+from deepinfra.kvstores.policy import RANKINGS, PolicyName
+from deepinfra.kvstores.quotas import Quotas
 from deepinfra.kvstores.retention import Departed, Lifetimes
 
 __all__ = ("MemoryStore",)
-
-RECORD_OVERHEAD_NBYTES = 640
-"""Counted for each record besides its bytes and 4 a token; measured 500 (CPython 3.11, 64-bit), with a margin."""
 
 COPY_NBYTES = 1 << 20
 """Bytes copied before the loop gets a turn: about 0.1 ms."""
@@ -41,49 +39,22 @@ SWEEP_S = 60.0
 """Seconds between looks at all records for expired ones; a look-up never returns an expired one anyway."""
 
 
-class _Held:
-    __slots__ = ("data", "expires", "id", "model", "parent", "queued", "saved_at", "tenant", "tokens", "ttl_s", "used")
-
-    def __init__(self, record: KVRecord, now: float, ttl_s: float, used: int) -> None:
-        self.id = _id(record.ref)
-        self.parent = _parent(record)
-        self.data = bytes(record.data)
-        self.tokens = array("I", record.tokens)
-        self.tenant, self.model = record.tenant, record.model
-        self.saved_at, self.ttl_s, self.expires = now, ttl_s, now + ttl_s
-        self.used = used
-        self.queued = False
-
-    @property
-    def nbytes(self) -> int:
-        return _cost(len(self.data), len(self.tokens))
-
-
-def _id(ref: RecordRef) -> bytes:
-    return ref.key if ref.kind == "block" else ref.key + ref.kind.encode()
-
-
-def _cost(data_nbytes: int, tokens: int) -> int:
-    return data_nbytes + 4 * tokens + RECORD_OVERHEAD_NBYTES
-
-
-def _parent(record: KVRecord) -> bytes:
-    """What must not go before this record: a snapshot hangs from its block, the rest from the block before."""
-    return record.ref.key if record.ref.kind == "snapshot" else record.parent
-
-
 class MemoryStore(KVStore):
     """Keeps records in RAM up to a number of bytes, overhead included.
 
-    The least recently used record that no held record continues goes first, so a prefix loses its tail before its
-    head and what is left can be matched. A record that fits only in place of its own prefix is dropped, and so is one
-    whose parent is not held. A life slides when a record is loaded, touched or saved again.
+    Of the records that no held record continues, the one that `policy` ranks lowest goes first, so a prefix loses its
+    tail before its head and what is left can be matched. A record that fits only in place of its own prefix is
+    dropped, and so is one whose parent is not held. A life slides when a record is loaded, touched or saved again.
 
     Args:
-        capacity_nbytes: Bytes held at most.
+        capacity_nbytes: Bytes held at most; what the policy remembers of evicted records comes on top, up to 8 MB.
         default_ttl_s: Seconds that records of no particular traffic live.
         agent_ttl_s: Seconds for traffic `agent`.
         chat_ttl_s: Seconds for traffic `chat`.
+        policy: `reuse`: what came back stays longer than what was asked for once; `lru`: what was used last.
+        quotas: Bytes by tenant, overhead included; over it that tenant's own lowest goes.
+        tenant_quota_nbytes: Bytes for each other tenant; 0: no limit.
+        tenant_write_nbytes_per_s: Bytes that each tenant may save per second; more is dropped; 0: no limit.
     """
 
     durable = False
@@ -95,20 +66,32 @@ class MemoryStore(KVStore):
         default_ttl_s: float = Lifetimes().default_s,
         agent_ttl_s: float = Lifetimes().agent_s,
         chat_ttl_s: float = Lifetimes().chat_s,
+        policy: PolicyName = "reuse",
+        quotas: Mapping[str, int] = MappingProxyType({}),
+        tenant_quota_nbytes: int = 0,
+        tenant_write_nbytes_per_s: float = 0,
     ) -> None:
         self.capacity_nbytes = capacity_nbytes
         self._lifetimes = Lifetimes(default_ttl_s, agent_ttl_s, chat_ttl_s)
+        self._ranking = RANKINGS[policy]
+        self._limits = tenant_quota_nbytes, dict(quotas), tenant_write_nbytes_per_s
         self._clear()
 
     def _clear(self) -> None:
-        self._held: dict[bytes, _Held] = {}
+        self._held: dict[bytes, Held] = {}
         self._children: dict[bytes, int] = {}  # parent's id -> held records that continue it
-        self._leaves: list[tuple[int, int, _Held]] = []  # heap by last use; stale entries are skipped or renewed
+        self._leaves = Leaves(self._held, self._children)
+        self._leaves_of: dict[str, Leaves] = {}  # the same by tenant, of those that have a quota
+        self._nbytes_of: dict[str, int] = {}
+        self._ranks = self._ranking()
+        self._quotas = Quotas(*self._limits)
         self._departed = Departed()
         self._nbytes = 0
+        self._block_tokens = 0  # of a block, as saved last
+        self._unswept: list[bytes] = []
         self._next_sweep = 0.0
-        self._ticks = count(1)
         self._hits = self._misses = self._saved = self._dropped = self._evicted = self._expired = 0
+        self._saved_nbytes = 0
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
@@ -120,10 +103,10 @@ class MemoryStore(KVStore):
 
     async def match(self, keys: Sequence[BlockKey]) -> Match:
         """See `KVStore.match`; tier `ram`."""
-        now, used = self.clock.wall(), next(self._ticks)
-        refs: list[RecordRef] = []
+        now = self.clock.wall()
+        run: list[Held] = []
         snapshots: list[int] = []
-        oldest = now
+        deepest: Held | None = None  # the snapshot that a sequence goes on from
         missed = ""
         for i, key in enumerate(keys):
             if i % KEYS_PER_TURN == 0:
@@ -132,39 +115,41 @@ class MemoryStore(KVStore):
             if held is None:
                 missed = self._departed.why(key)
                 break
-            held.used = used
-            oldest = min(oldest, held.saved_at)
-            refs.append(RecordRef(key, "block", len(held.data)))
-            if self._get(key + b"snapshot", now) is not None:
+            run.append(held)
+            if (snapshot := self._get(key + b"snapshot", now)) is not None:
                 snapshots.append(i)
-        self._hits += len(refs)
-        self._misses += len(keys) - len(refs)
-        tiers = (TierHit("ram", len(refs), now - oldest),) if refs else ()
-        return Match(refs=tuple(refs), tiers=tiers, snapshots=tuple(snapshots), missed=missed)
+                deepest = snapshot
+        rank = self._ranks.asked(keys, len(run), self._block_tokens, self.clock.now())
+        for held in (*run, deepest) if deepest is not None else run:
+            held.rank = rank
+        self._hits += len(run)
+        self._misses += len(keys) - len(run)
+        return Match(
+            refs=tuple(RecordRef(BlockKey(held.id), "block", len(held.data)) for held in run),
+            tiers=(TierHit("ram", len(run), now - min(held.saved_at for held in run)),) if run else (),
+            snapshots=tuple(snapshots),
+            missed=missed,
+        )
 
     async def load(self, refs: Sequence[RecordRef], into: Sequence[memoryview]) -> Loaded:
         """See `KVStore.load`."""
-        now, used, copied = self.clock.wall(), next(self._ticks), COPY_NBYTES
+        now, copied = self.clock.wall(), COPY_NBYTES
         for i, (ref, buffer) in enumerate(zip(refs, into, strict=True)):
             if copied >= COPY_NBYTES:
                 copied = 0
                 await checkpoint()
-            held = self._get(_id(ref), now)
+            held = self._get(record_id(ref), now)
             if held is None or len(held.data) != ref.nbytes:
-                return Loaded(count=i, stopped=self._departed.why(_id(ref)))
+                return Loaded(count=i, stopped=self._departed.why(record_id(ref)))
             buffer[:] = held.data
             copied += ref.nbytes
-            held.used = used
-            held.expires = max(held.expires, now + held.ttl_s)
+            held.expires = max(held.expires, now + held.ttl_s)  # its rank was said by the match that led here
         return Loaded(count=len(refs))
 
     async def save(self, records: Sequence[KVRecord]) -> None:
         """See `KVStore.save`."""
         now, copied = self.clock.wall(), COPY_NBYTES
-        if now >= self._next_sweep:
-            self._next_sweep = now + SWEEP_S
-            for held in [held for held in self._held.values() if held.expires <= now]:
-                self._expire(held)
+        self._sweep(now)
         for record in records:
             if copied >= COPY_NBYTES:
                 copied = 0
@@ -175,14 +160,28 @@ class MemoryStore(KVStore):
 
     async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
         """See `KVStore.touch`."""
-        now, used, ttl_s = self.clock.wall(), next(self._ticks), self._lifetimes.of(retention)
+        now, rank, ttl_s = self.clock.wall(), self._ranks.used(self.clock.now()), self._lifetimes.of(retention)
         for i, key in enumerate(keys):
             if i % KEYS_PER_TURN == 0:
                 await checkpoint()
-            held = self._get(key, now)
-            if held is not None:
-                held.used = used
-                held.expires = max(held.expires, now + ttl_s)
+            for id_ in (key, key + b"snapshot"):
+                if (held := self._get(id_, now)) is not None:
+                    held.use(rank, now + ttl_s)
+
+    async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
+        """See `KVStore.successors`."""
+        found: list[tuple[int, ...]] = []
+        if parent in self._children:
+            for i, id_ in enumerate(list(self._held)):
+                if i % KEYS_PER_TURN == 0:
+                    await checkpoint()
+                held = self._held.get(id_)
+                if held is not None and held.parent == parent and len(id_) == len(parent):  # no snapshot, no tail
+                    found.append(tuple(held.tokens))
+                    if len(found) == most:
+                        break
+        await checkpoint()
+        return found
 
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         """See `KVStore.forget`."""
@@ -209,16 +208,12 @@ class MemoryStore(KVStore):
             evicted=self._evicted,
             expired=self._expired,
             by_tier={"ram": self._nbytes},
+            saved_nbytes=self._saved_nbytes,
+            written_nbytes=self._saved_nbytes,
         )
 
-    async def tokens(self, key: BlockKey) -> tuple[int, ...] | None:
-        """Token ids of a block that is held, so that a miss behind it can be explained in text; `None`: not held."""
-        await checkpoint()
-        held = self._get(key, self.clock.wall())
-        return None if held is None else tuple(held.tokens)
-
-    def _get(self, record_id: bytes, now: float) -> _Held | None:
-        held = self._held.get(record_id)
+    def _get(self, id_: bytes, now: float) -> Held | None:
+        held = self._held.get(id_)
         if held is not None and held.expires <= now:
             self._expire(held)
             return None
@@ -226,53 +221,69 @@ class MemoryStore(KVStore):
 
     def _keep(self, record: KVRecord, now: float, ttl_s: float) -> int:
         """Take one record if it can be had; returns the bytes copied."""
-        used = next(self._ticks)
-        if (held := self._get(_id(record.ref), now)) is not None:
-            held.used = used
-            held.expires = max(held.expires, now + ttl_s)
+        id_, parent, ticking = record_id(record.ref), parent_of(record), self.clock.now()
+        if (held := self._get(id_, now)) is not None:
+            held.use(self._ranks.used(ticking), now + ttl_s)
             return 0
-        parent = _parent(record)
         if record.ref.kind != "tail" and parent != record.namespace and self._get(parent, now) is None:
             self._dropped += 1  # nothing could match it, and it would cost a prefix that something can
             return 0
+        if not self._quotas.take(record.tenant, record.ref.nbytes, ticking):
+            self._dropped += 1
+            return 0
         self._children[parent] = self._children.get(parent, 0) + 1  # before making room: it may not cost its own parent
-        if not self._make_room(_cost(record.ref.nbytes, len(record.tokens))):
+        if not self._make_room(record.tenant, cost(record.ref.nbytes, len(record.tokens))):
             self._release(parent)
             self._dropped += 1
             return 0
-        held = _Held(record, now, ttl_s, used)
-        self._held[held.id] = held
-        self._nbytes += held.nbytes
+        held = self._held[id_] = Held(record, now, ttl_s, self._ranks.saved(id_, ticking))
+        self._count(held, held.nbytes)
+        if record.ref.kind == "block":
+            self._block_tokens = len(held.tokens)
         self._saved += 1
-        self._queue(held)
+        self._saved_nbytes += len(held.data)
+        self._add_leaf(held)
         return len(held.data)
 
-    def _make_room(self, nbytes: int) -> bool:
-        if nbytes > self.capacity_nbytes:
+    def _make_room(self, tenant: str, nbytes: int) -> bool:
+        """Let go of what ranks lowest until a tenant can have so much more: its own for its quota, any for the cap."""
+        if nbytes > self.capacity_nbytes or self._quotas.excess(tenant, nbytes):
             return False
-        while self._nbytes + nbytes > self.capacity_nbytes:
-            if not self._leaves:
+        while self._quotas.excess(tenant, self._nbytes_of.get(tenant, 0) + nbytes):
+            if not self._evict(self._leaves_of[tenant]):
                 return False
-            used, _, held = heapq.heappop(self._leaves)
-            held.queued = False
-            if self._held.get(held.id) is not held or self._children.get(held.id):
-                continue  # gone, or a parent again: it is queued when its last child goes
-            if held.used != used:
-                self._queue(held)
-                continue
-            self._drop(held)
-            self._departed.add(held.id, "evicted")
-            self._evicted += 1
+        while self._nbytes + nbytes > self.capacity_nbytes:
+            if not self._evict(self._leaves):
+                return False
         return True
 
-    def _expire(self, held: _Held) -> None:
+    def _evict(self, leaves: Leaves) -> bool:
+        held = leaves.pop()
+        if held is None:
+            return False
+        self._drop(held)
+        self._departed.add(held.id, "evicted")
+        self._ranks.evicted(held.id)
+        self._evicted += 1
+        return True
+
+    def _sweep(self, now: float) -> None:
+        """Look at some records for expired ones."""
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_S
+            self._unswept = list(self._held)
+        for id_ in self._unswept[-KEYS_PER_TURN:]:
+            self._get(id_, now)
+        del self._unswept[-KEYS_PER_TURN:]
+
+    def _expire(self, held: Held) -> None:
         self._drop(held)
         self._departed.add(held.id, "expired")
         self._expired += 1
 
-    def _drop(self, held: _Held) -> None:
+    def _drop(self, held: Held) -> None:
         del self._held[held.id]
-        self._nbytes -= held.nbytes
+        self._count(held, -held.nbytes)
         self._release(held.parent)
 
     def _release(self, parent: bytes) -> None:
@@ -280,13 +291,18 @@ class MemoryStore(KVStore):
         if not self._children[parent]:
             del self._children[parent]
             if (held := self._held.get(parent)) is not None:
-                self._queue(held)
+                self._add_leaf(held)
 
-    def _queue(self, held: _Held) -> None:
-        if held.queued or self._children.get(held.id):
-            return
-        held.queued = True
-        heapq.heappush(self._leaves, (held.used, next(self._ticks), held))
-        if len(self._leaves) > 2 * len(self._held) + 64:  # records that left by other doors keep no bytes alive
-            self._leaves = [leaf for leaf in self._leaves if self._held.get(leaf[2].id) is leaf[2]]
-            heapq.heapify(self._leaves)
+    def _add_leaf(self, held: Held) -> None:
+        self._leaves.add(held)
+        if held.tenant in self._leaves_of:
+            self._leaves_of[held.tenant].add(held)
+
+    def _count(self, held: Held, nbytes: int) -> None:
+        self._nbytes += nbytes
+        of = self._nbytes_of[held.tenant] = self._nbytes_of.get(held.tenant, 0) + nbytes
+        if not of:
+            del self._nbytes_of[held.tenant]
+            self._leaves_of.pop(held.tenant, None)
+        elif self._quotas.quota(held.tenant) and held.tenant not in self._leaves_of:
+            self._leaves_of[held.tenant] = Leaves(self._held, self._children)

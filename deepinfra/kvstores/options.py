@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, model_validator
 
+from deepinfra.kvstores.policy import PolicyName
 from deepinfra.kvstores.retention import Lifetimes
 from deepinfra.kvstores.tiered.admission import parse_rule
 
@@ -23,6 +24,14 @@ class MemoryStoreOptions(BaseModel):
     default_ttl_s: float = Field(_TTL.default_s, gt=0, description="Seconds that other records live.")
     agent_ttl_s: float = Field(_TTL.agent_s, gt=0, description="Seconds that records of traffic `agent` live.")
     chat_ttl_s: float = Field(_TTL.chat_s, gt=0, description="Seconds that records of traffic `chat` live.")
+    policy: PolicyName = Field(
+        "reuse",
+        description="Who goes first: `reuse` keeps what came back longer than what was asked for once, `lru` what was "
+        "used last.",
+    )
+    quotas: dict[str, NonNegativeInt] = Field({}, description="Bytes held at most by tenant; 0: no limit.")
+    tenant_quota_nbytes: int = Field(0, ge=0, description="Bytes held at most by each other tenant; 0: no limit.")
+    tenant_write_nbytes_per_s: float = Field(0, ge=0, description="Bytes each tenant may save a second; 0: no limit.")
 
 
 class SsdStoreOptions(BaseModel):

@@ -90,12 +90,12 @@ class ReadsOnePageOnly(MemoryStore):
 
 
 class HasNoCap(MemoryStore):
-    def _make_room(self, nbytes: int) -> bool:
+    def _make_room(self, tenant: str, nbytes: int) -> bool:
         return True
 
 
 class NeverEvicts(MemoryStore):
-    def _make_room(self, nbytes: int) -> bool:
+    def _make_room(self, tenant: str, nbytes: int) -> bool:
         return self._nbytes + nbytes <= self.capacity_nbytes
 
 
@@ -202,7 +202,7 @@ class CannotBeEnteredAgain(MemoryStore):
 class TouchRaises(MemoryStore):
     async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
         for key in keys:
-            self._held[key].used = 1
+            self._held[key].rank = 1
 
 
 files: list[object] = []
