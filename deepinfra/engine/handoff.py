@@ -26,6 +26,7 @@ from deepinfra.engine.live import Live
 from deepinfra.engine.snapshots import Snapshots
 from deepinfra.engine.staging import Slots
 from deepinfra.engine.stream import Signal
+from deepinfra.errors import ExecutorLost
 from deepinfra.interfaces.executor import KVMemory
 from deepinfra.interfaces.given import Offload
 from deepinfra.interfaces.kvstore import KVStore
@@ -122,6 +123,8 @@ async def export(
     blocks.share(held)
     try:
         while len(records) < count:
+            if snapshots.over:  # nobody gives back the slots of an executor that is gone
+                raise ExecutorLost("the executor was lost during the handoff")
             taken = slots.take(min(count - len(records), max(1, slots.num_slots // 2)))
             if not taken:
                 await anyio.sleep(_RETRY_S)

@@ -67,6 +67,9 @@ class Snapshots:
         saver: Takes snapshots to a store, if there is one.
         tally: Where things are counted.
         wake: Set when a step is wanted.
+
+    Attributes:
+        over: Whether that life is over, and with it all of its slots.
     """
 
     def __init__(self, plan: WindowPlan, slots: Slots, saver: Saver | None, tally: StepTally, wake: Signal) -> None:
@@ -74,7 +77,7 @@ class Snapshots:
         self._parked: dict[SeqId, tuple[int, int]] = {}
         self._wanted: list[Capture] = []
         self._taking: tuple[Capture, ...] = ()
-        self._over = False
+        self.over = False
 
     @property
     def busy(self) -> bool:
@@ -199,7 +202,7 @@ class Snapshots:
 
     def keep(self, capture: Capture) -> None:
         """Send a snapshot that was taken to the store, if it is for it; its slot is not the caller's any more."""
-        if self._over:
+        if self.over:
             return
         saver, item, slot = self._saver, capture.item, capture.slot
         if item is None or saver is None or not self._slots.keep(slot) or not saver.offer_snapshot(item, slot):
@@ -222,7 +225,7 @@ class Snapshots:
     async def capture(self, live: Live) -> Capture | None:
         """Have a snapshot taken at a running sequence's last boundary, for a handoff; give it to `keep` afterwards."""
         position = self.plan.boundary(live.computed)
-        if self._over or not live.running or not self._takes(live, position):
+        if self.over or not live.running or not self._takes(live, position):
             return None
         item = self._saver.snapshot(live, position) if self._saver is not None else None
         capture = Capture(live, live.epoch, position, item, done=anyio.Event())
@@ -237,11 +240,11 @@ class Snapshots:
             capture.left = True
             if not waited and capture.done is not None and capture.done.is_set() and capture.slot >= 0:
                 self.keep(capture)
-        return capture if capture.slot >= 0 and not self._over else None
+        return capture if capture.slot >= 0 and not self.over else None
 
     def end(self) -> None:
-        """This life of the executor is over, and with it all of its slots."""
-        self._over = True
+        """The executor is left."""
+        self.over = True
         self.failed()
         for capture in self._wanted:
             self._drop(capture)

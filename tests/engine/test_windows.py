@@ -10,15 +10,23 @@ from typing import Any, Self
 import pytest
 from anyio.lowlevel import checkpoint
 
-from deepinfra.core.kv import KVGroup, KVLayout, KVRecord, KVStats, Loaded, RecordRef, Retention
+from deepinfra.core.ids import SeqId
+from deepinfra.core.kv import KVGroup, KVLayout, KVRecord, KVStats, Loaded, RecordRef, Retention, root_key
+from deepinfra.core.request import SeqSpec
 from deepinfra.engine import Engine, Pool
-from deepinfra.engine.handoff import Handoff
+from deepinfra.engine.blocks import BlockPool
+from deepinfra.engine.handoff import Handoff, export
 from deepinfra.engine.live import Live
+from deepinfra.engine.snapshots import Snapshots
 from deepinfra.engine.sources import namespace_of
+from deepinfra.engine.staging import Slots
+from deepinfra.engine.stats import StepTally
+from deepinfra.engine.stream import Signal
 from deepinfra.engine.windows import window_plan
-from deepinfra.errors import UnsupportedCombination
+from deepinfra.errors import ExecutorLost, UnsupportedCombination
 from deepinfra.executors.toy import ToyExecutor, toy_cell, toy_next
 from deepinfra.executors.toy_windows import toy_window
+from deepinfra.interfaces.given import InlineOffload
 from deepinfra.interfaces.kvstore import KVStore
 from deepinfra.kvstores.memory import MemoryStore
 from deepinfra.schedulers.fcfs import Fcfs
@@ -342,3 +350,22 @@ def test_state_groups_are_refused_by_name() -> None:
 def test_rows_to_replay(windows: tuple[int, ...], mode: Any, rows: int, least: int) -> None:
     plan = window_plan(ToyExecutor(block_size=2, windows=windows).layout, mode)
     assert (plan.rows, plan.least_prefix) == (rows, least)
+
+
+async def test_a_handoff_does_not_wait_for_slots_that_went_with_their_executor() -> None:
+    executor = ToyExecutor(block_size=2, windows=WINDOWS)
+    blocks, slots, signal = BlockPool(8, 2), Slots(1), Signal()
+    snapshots = Snapshots(window_plan(executor.layout), slots, None, StepTally(), signal)
+    live = Live(
+        spec=SeqSpec(seq=SeqId(1), tokens=(1, 2, 3), prompt_len=3, max_tokens=1, seed=0),
+        root=root_key(namespace_of(executor, "r", "t")),
+        tokens=[1, 2, 3],
+        table=blocks.take(1) or [],
+        published=1,
+    )
+    blocks.publish(live.table[0], live.extend_keys(2)[0])
+    slots.take(1)
+    async with executor:
+        snapshots.end()
+        with pytest.raises(ExecutorLost):
+            await export(live, blocks, slots, executor.memory, executor.layout, signal, snapshots, InlineOffload())
