@@ -145,8 +145,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 HYBRIDS = ("gemma3", "gpt-oss")
 
-BYTES = "-bytes"
-"""Behind a name: the same model over bytes and control tokens, as `TinyRecipe` has them."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "-bytes": {"vocab_size": 260},  # bytes and control tokens, as `TinyRecipe` has them
+    "-long": {"max_position_embeddings": 2048, "sliding_window": 128},
+}
+"""Behind a name: the same model with these changes."""
 
 
 @pytest.fixture(params=list(FAMILIES))
@@ -215,9 +218,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 
     def make(name: str) -> Made:
         if name not in known:
-            family, changes = FAMILIES[name.removesuffix(BYTES)]
-            if name.endswith(BYTES):
-                changes = {**changes, "vocab_size": 260}
+            suffix = next((each for each in VARIANTS if name.endswith(each)), "")
+            family, changes = FAMILIES[name.removesuffix(suffix)]
+            changes = {**changes, **VARIANTS.get(suffix, {})}
             torch.manual_seed(sum(name.encode()))
             config = getattr(transformers, f"{family}Config")(**{**SHAPE, **changes})
             model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()

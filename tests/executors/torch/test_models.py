@@ -37,6 +37,32 @@ def test_logits_of_every_position_equal_those_of_transformers(family: str, made:
     assert (ours - theirs).abs().max() <= 1e-3
 
 
+@pytest.mark.parametrize("name", ["gemma3", "gemma3-wide", "gpt-oss", "mistral", "qwen2-windows"])
+def test_logits_of_long_chunks_equal_those_of_transformers(name: str, made: Any, passes: Any) -> None:
+    """Chunks of more rows than are looked at together, shorter and longer than windows."""
+    path, reference = made(name)
+    (prompt,) = prompts(1, 250)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([prompt])).logits[0]
+    for cuts in ([250], [3, 250], [130, 131, 250]):
+        ours, run = [], passes(path)
+        for start, end in zip([0, *cuts], cuts, strict=False):
+            ours.append(run(prompt[start:end], start))
+        assert (torch.cat(ours) - theirs).abs().max() <= 1e-3, cuts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3-long", "gpt-oss-long"])
+def test_logits_of_two_thousand_positions_equal_those_of_transformers(name: str, made: Any, passes: Any) -> None:
+    path, reference = made(name)
+    (prompt,) = prompts(1, 2000)
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([prompt])).logits[0]
+    run = passes(path, block_size=16, max_tokens=2048)
+    ours = torch.cat([run(prompt[start : start + 512], start) for start in range(0, 2000, 512)])
+    assert (ours - theirs).abs().max() <= 1e-3
+
+
 async def test_greedy_text_equals_that_of_transformers_whatever_the_chunk(family: str, made: Any) -> None:
     path, reference = made(family)
     async with TorchExecutor(
