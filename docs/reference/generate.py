@@ -322,6 +322,8 @@ behind them; only those of a last message may be open.
 - `/v1/responses` keeps answers in memory, `api.stored_ttl_s` after their last use: a restart forgets them.
 - Answers carry one more object, `deepinfra`: `seed`, which reproduces the answer, `cached_tokens` by tier, and
   `cached_age_s`: how long ago, in seconds, the oldest record of a tier's was saved.
+- The header `x-deepinfra-explain: 1` adds `deepinfra.explain`: why no more of the first prompt was found in the cache;
+  see [how to](../howto/kv-cache.md#why-did-it-miss).
 - `usage` also has `prompt_cache_hit_tokens` and `prompt_cache_miss_tokens`, as DeepSeek's does.
 - Reasoning is `reasoning_content`, in answers and in messages given back, as DeepSeek's is.
 
