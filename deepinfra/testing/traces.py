@@ -107,7 +107,7 @@ async def replay(
     nbytes: int = 16,
     retention: Callable[[TraceRequest], Retention] = lambda request: Retention(traffic=request.traffic),
 ) -> list[int]:
-    """Put requests through a store as a server does: match, load what is held, save the rest.
+    """Put requests through a store as a server does: match, load and touch what is held, save the rest.
 
     Args:
         store: Entered, with `clock` as its clock.
@@ -134,6 +134,8 @@ async def replay(
         assert all(buffer == key[:nbytes] for buffer, key in zip(buffers[: loaded.count], keys, strict=False))
         hits.append(loaded.count)
         kept = retention(request)
+        if loaded.count:
+            await store.touch(keys[: loaded.count], kept)
         await store.save(
             [
                 KVRecord(
