@@ -125,6 +125,38 @@ async def test_records_of_shared_blocks_belong_to_public_and_outlive_a_tenant() 
         assert len(match.refs) == len(public)
 
 
+async def test_forgetting_a_tenant_leaves_the_shared_blocks_and_other_tenants_on_disk(tmp_path: Path) -> None:
+    async with engine_of(SsdStore(tmp_path)) as engine:
+        for tenant in ("a", "b"):
+            await events_of(engine, asked(tenant))
+        assert await engine.drain(5)
+    async with SsdStore(tmp_path) as store:
+        assert (await store.forget(NamespaceFilter(tenant="a"))).records > 0
+    found = []
+    for tenant in ("a", "b"):
+        async with engine_of(SsdStore(tmp_path)) as engine:
+            found.append((await cached(engine, asked(tenant))).store["ssd"])
+    assert found[0] == SHARED < found[1]
+
+
+async def test_windows_come_back_behind_shared_blocks_with_the_same_text(tmp_path: Path) -> None:
+    def windowed(store: KVStore | None, prefixes: Sequence[Conversation]) -> Engine:
+        made = pool(store, block_size=BLOCK, num_blocks=128, windows=(3, 6))
+        return Engine(TinyRecipe(), made, public_prefixes=prefixes)
+
+    async with windowed(None, ()) as alone:
+        text = tokens_of(await events_of(alone, asked("x")))
+    for tenant in ("a", "b", "c"):  # from nothing, and twice from disk
+        async with windowed(SsdStore(tmp_path), (DECLARED,)) as engine:
+            for again in (False, True):  # and from the device
+                events = await events_of(engine, asked(tenant))
+                assert tokens_of(events) == text
+                found = end_of(events).usage.cached.total
+                assert (0 < found <= SHARED) == (tenant != "a" and not again)
+                assert (found > SHARED) == again
+            assert await engine.drain(5)
+
+
 async def test_a_tenants_first_own_block_is_the_first_of_a_namespace() -> None:
     """So that whoever asks a store what follows a key never gets another tenant's tokens."""
     store = Recorder()
