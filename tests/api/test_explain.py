@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,11 +14,10 @@ import pytest
 from deepinfra import ApiKey
 from deepinfra.api.app import asgi
 from deepinfra.core.ids import BlockKey
-from deepinfra.core.kv import KVRecord
 from deepinfra.engine import Engine, Pool
 from deepinfra.executors.toy import ToyExecutor
 from deepinfra.interfaces.kvstore import KVStore
-from deepinfra.kvstores import MemoryStore
+from deepinfra.kvstores import MemoryStore, SsdStore, TieredStore
 from deepinfra.schedulers.fcfs import Fcfs
 from deepinfra.testing.client import Client, running
 from deepinfra.testing.tiny import TinyRecipe
@@ -30,24 +30,7 @@ SECRET = "the launch code is 4711, keep it to yourself"
 OTHER = "the launch date is in May, tell everybody!!!"
 
 
-class Telling(MemoryStore):
-    """A store that says what continues a block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._after: dict[bytes, list[tuple[int, ...]]] = {}
-
-    async def save(self, records: Sequence[KVRecord]) -> None:
-        await super().save(records)
-        for record in records:
-            self._after.setdefault(record.parent, []).append(record.tokens)
-
-    async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
-        await anyio.lowlevel.checkpoint()
-        return self._after.get(parent, [])[:most]
-
-
-class Broken(Telling):
+class Broken(MemoryStore):
     """Raises where it must not, and never answers."""
 
     def __init__(self, *, raises: bool) -> None:
@@ -110,7 +93,7 @@ PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messag
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("path", PATHS)
 async def test_every_dialect_tells_where_two_prompts_part(path: str, stream: bool) -> None:
-    engine = engine_with(Telling())
+    engine = engine_with(MemoryStore())
     app = asgi(engine, keys=(ANN, BOB))
     async with running(app):
         await told(app, SECRET, key="sk-ann-0123456789", path=path, headers=())
@@ -124,8 +107,21 @@ async def test_every_dialect_tells_where_two_prompts_part(path: str, stream: boo
     assert explain["differs"]["position"] in range(BLOCK, 2 * BLOCK)
 
 
+@pytest.mark.parametrize("kind", ["ssd", "tiered"])
+async def test_any_store_can_be_asked_through_its_interface(kind: str, tmp_path: Path) -> None:
+    ssd = SsdStore(tmp_path, min_free_nbytes=0, fsync="none")
+    engine = engine_with(ssd if kind == "ssd" else TieredStore([MemoryStore(), ssd]))
+    app = asgi(engine, keys=(ANN,))
+    async with running(app):
+        await told(app, SECRET, key="sk-ann-0123456789", headers=())
+        await saved(engine)
+        explain = (await told(app, OTHER, key="sk-ann-0123456789"))["explain"]
+    assert explain["why"] == "differs"
+    assert explain["differs"]["held"].startswith("code is")
+
+
 async def test_nothing_of_another_tenant_is_told() -> None:
-    engine = engine_with(Telling())
+    engine = engine_with(MemoryStore())
     app = asgi(engine, keys=(ANN, BOB))
     async with running(app):
         await told(app, SECRET, key="sk-ann-0123456789", headers=())
@@ -140,7 +136,7 @@ async def test_nothing_of_another_tenant_is_told() -> None:
 
 
 async def test_without_keys_nobody_reads_what_others_asked() -> None:
-    engine = engine_with(Telling())
+    engine = engine_with(MemoryStore())
     app = asgi(engine)
     async with running(app):
         await told(app, SECRET, headers=())
@@ -153,7 +149,7 @@ async def test_without_keys_nobody_reads_what_others_asked() -> None:
 
 
 async def test_it_is_told_only_when_asked() -> None:
-    app = asgi(engine_with(Telling()))
+    app = asgi(engine_with(MemoryStore()))
     async with running(app):
         for headers in ((), (("x-deepinfra-explain", "0"),)):
             assert "explain" not in await told(app, SECRET, headers=headers)
@@ -183,7 +179,7 @@ async def test_a_store_that_cannot_explain_fails_no_answer(raises: bool) -> None
 
 @pytest.mark.parametrize(("text", "why"), [("hi", "too-short"), (SECRET, "all-held")])
 async def test_the_reason_is_named(text: str, why: str) -> None:
-    engine = engine_with(Telling())
+    engine = engine_with(MemoryStore())
     app = asgi(engine, keys=(ANN,))
     async with running(app):
         await told(app, SECRET, key="sk-ann-0123456789", headers=())
