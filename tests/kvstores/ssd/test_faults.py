@@ -153,8 +153,8 @@ async def test_any_call_that_fails_gives_misses_and_leaves_nothing_behind(tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_every_call_that_fails_gives_misses_and_leaves_nothing_behind(tmp_path: Path, written: Path) -> None:
-    await check_all(tmp_path, written, most=1_000)
+async def test_many_a_call_that_fails_gives_misses_and_leaves_nothing_behind(tmp_path: Path, written: Path) -> None:
+    await check_all(tmp_path, written, most=25)
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 100))])
