@@ -16,7 +16,7 @@ BUFFERS_PER_CALL = 1024
 
 
 class Status(NamedTuple):
-    """Length of a file, bytes that it takes on disk (what the file system needs to find them too), and when it changed."""
+    """Length of a file, bytes that it takes on disk, those that the file system needs to find it too, and its time."""
 
     size: int
     disk_nbytes: int

@@ -154,6 +154,11 @@ class Folder:
                 self._claim(kept)
             return gone
 
+    def fits(self, name: str, nbytes: int) -> bool:
+        """Whether a file may grow to `nbytes` on disk without anything going for it; ask under the lock."""
+        files, total, _ = self._survey(Wish(name), {})
+        return total + nbytes - sum(file.nbytes for file in files if file.name == name) <= self._capacity_nbytes
+
     def _survey(self, wish: Wish, used: Mapping[str, int]) -> tuple[list[File], int, int]:
         """Files of records, bytes that all files take or may take, and how many of these are still to be written."""
         others = self.others().claims

@@ -61,6 +61,7 @@ class Follower:
         mine: Names of files that this process appends to, from before they are made until their footer is written.
         heard: How far announcements are heeded.
         writers: Processes that live on the folder, this one included.
+        unfinished: What is to be forgotten, but the folder could not be read or others not be told.
     """
 
     def __init__(self, index: Index, folder: Folder, clock: Clock, offload: Offload) -> None:
@@ -69,6 +70,7 @@ class Follower:
         self.mine: set[str] = set()
         self.heard = 0
         self.writers = 1
+        self.unfinished: list[Erased] = []
         self._tombstones: list[Tombstone] = []
         self._again: set[str] = set()
         self._next = 0.0
@@ -91,8 +93,11 @@ class Follower:
         now = self._clock.now()
         return now >= self._next and (self._since is None or now - self._since > STALLED_S)
 
-    async def follow(self) -> None:
-        """Look, and take over what changed; a call that is cancelled leaves the rest to the next one."""
+    async def follow(self) -> bool:
+        """Look, and take over what changed; false if the folder cannot be read.
+
+        A call that is cancelled leaves everything to the next one.
+        """
         self._since = self._clock.now()
         try:
             found = await self._look()
@@ -102,6 +107,7 @@ class Follower:
         if found is not None:
             with CancelScope(shield=True):
                 await self._take_over(found)
+        return found is not None
 
     async def _look(self) -> Look:
         self._next = self._clock.now() + FOLLOW_S
@@ -131,6 +137,8 @@ class Follower:
             if index.names.get(growth.segment.name) is growth.segment and growth.segment.name not in self.mine:
                 await self._grow(growth, now)
         self.heed(found.tombstones, found.heard)
+        for which in self.unfinished:
+            self.erase(which)
 
     async def _place(self, segment: Segment, start: int) -> None:
         for at in range(start, len(segment), ROWS_PER_TURN):

@@ -11,7 +11,7 @@ from deepinfra.kvstores.ssd.disk import Disk, write_all
 from deepinfra.kvstores.ssd.folder import Folder
 from deepinfra.kvstores.ssd.format import Header, pack_footer, parse_name
 from deepinfra.kvstores.ssd.recovery import fill, read_footer, scan
-from deepinfra.kvstores.ssd.segment import Segment, taken
+from deepinfra.kvstores.ssd.segment import Segment, allocated, taken
 
 __all__ = ("Growth", "Look", "look")
 
@@ -151,9 +151,10 @@ def _mend(disk: Disk, folder: Folder, fd: int, segment: Segment) -> None:
             if read_footer(disk, fd, disk.size(fd)) is not None:
                 return  # somebody else did; the next look reads that one
             disk.truncate(fd, segment.size)
-            write_all(
-                disk, fd, [pack_footer(segment.size, segment.live_rows().tobytes(), segment.owners)], segment.size
-            )
+            footer = pack_footer(segment.size, segment.live_rows().tobytes(), segment.owners)
+            if not folder.fits(segment.name, allocated(segment.size + len(footer))):
+                return
+            write_all(disk, fd, [footer], segment.size)
             times = segment.table()["created"]
             segment.used = int(times.max() * 1e9) if len(times) else 0
             disk.stamp(fd, segment.used)

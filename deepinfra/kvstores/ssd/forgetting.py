@@ -14,12 +14,18 @@ __all__ = ("scrub",)
 ZEROS_NBYTES = 1 << 20
 
 
-def scrub(folder: Folder, name: str, which: Erased) -> bool:
+def scrub(folder: Folder, name: str, least: int, which: Erased) -> bool:
     """Overwrite every record of certain owners in a file, and take them out of its footer if it has one.
 
     Goes by what is in the file, so records that no index lists any more are overwritten too. The old footer goes
     first: killed at any point, a scan finds what is really there. A file that another process appends to keeps its
     end, and that process writes no footer before it knows what was forgotten.
+
+    Args:
+        folder: Ours.
+        name: Of the file.
+        least: Bytes of records that are known to be in it.
+        which: Whose.
 
     Returns:
         Whether nothing of them is left; if not, the file must go as a whole.
@@ -39,7 +45,8 @@ def scrub(folder: Folder, name: str, which: Erased) -> bool:
             changed = disk.status(fd).changed_ns
             footer = read_footer(disk, fd, disk.size(fd))
             if footer is None:
-                _overwrite(disk, fd, disk.size(fd), which)
+                if _overwrite(disk, fd, disk.size(fd), which) < least:
+                    return False
             else:
                 rows, owners, size = footer
                 disk.truncate(fd, size)

@@ -41,8 +41,8 @@ class Index:
     """Which segment holds what, and why the rest is not held. One row per record.
 
     Of two, the one saved later counts; of two copies of one, the one that expires later; then serial and writer of
-    the segments decide, so that all processes choose the same. A
-    removed segment's records are gone at once; what the index still says of them is taken out by `purge`.
+    the segments decide, so that all processes choose the same. A removed segment's records are gone at once; what the
+    index still says of them is taken out by `purge`.
 
     Attributes:
         segments: By number; numbers are given in the order in which segments came, and never again.
@@ -142,6 +142,11 @@ class Index:
         self.expired += segment.live * (why == "expired")
         self._removed.append((segment, why))
         self.purge()
+
+    def vanish(self, segment: Segment) -> None:
+        """A file is gone: another process removed it, unless it is one that we append to and somebody else's doing."""
+        if self.segments.get(segment.number) is segment and segment.fd is None:
+            self.remove(segment, "evicted")
 
     def purge(self) -> bool:
         """Forget the places of some records of removed segments; returns whether there are more."""

@@ -100,5 +100,8 @@ class Loader:
     async def _read_pieces(self, segment: Segment, pieces: Sequence[Piece]) -> int:
         whole = 0
         with CancelScope(shield=True):
-            whole = await self._offload(read_pieces, self._disk, self._folder / segment.name, pieces)
+            try:
+                whole = await self._offload(read_pieces, self._disk, self._folder / segment.name, pieces)
+            except FileNotFoundError:
+                self._index.vanish(segment)
         return whole

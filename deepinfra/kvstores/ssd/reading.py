@@ -34,10 +34,15 @@ def read_pieces(disk: Disk, path: Path, pieces: Sequence[Piece]) -> int:
 
     Returns:
         How many leading ones are whole and are what the index says; the one behind them is damaged.
+
+    Raises:
+        FileNotFoundError: The segment is gone.
     """
     done = 0
     try:
         fd = disk.open(path)
+    except FileNotFoundError:
+        raise
     except OSError:
         return 0
     try:

@@ -148,20 +148,26 @@ class Writer:
 
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         """Remove every record of certain owners from index and disk, whoever wrote it."""
-        erased = Erased.of(which)
+        forgotten = Forgotten(records=0, nbytes=0)
         async with self._lock:
             with CancelScope(shield=True):
-                await self._follower.follow()
-                found = self._follower.erase(erased)
-                await self._announce(erased, done=False)
-                with suppress(OSError):
-                    await self._patiently(self._folder.settle)
-                await self._follower.follow()
-                later = self._follower.erase(erased)  # what others had saved since the last look
-                for name in dict.fromkeys((*found, *later)):
-                    if (segment := self._index.names.get(name)) is not None:
-                        await self._scrub(segment, erased)
-                await self._announce(erased, done=True)
+                forgotten = await self._forget(Erased.of(which))
+        return forgotten
+
+    async def _forget(self, erased: Erased) -> Forgotten:
+        await self._follower.follow()
+        found = self._follower.erase(erased)
+        finished = await self._announce(erased, done=False)
+        with suppress(OSError):
+            await self._patiently(self._folder.settle)
+        finished = await self._follower.follow() and finished
+        later = self._follower.erase(erased)  # what others had saved since the last look
+        for name in dict.fromkeys((*found, *later)):
+            if (segment := self._index.names.get(name)) is not None:
+                await self._scrub(segment, erased)
+        finished = await self._announce(erased, done=True) and finished
+        if not finished and erased not in self._follower.unfinished:
+            self._follower.unfinished.append(erased)
         gone = [*found.values(), *later.values()]
         return Forgotten(records=sum(records for records, _ in gone), nbytes=sum(nbytes for _, nbytes in gone))
 
@@ -365,7 +371,9 @@ class Writer:
         clean = False
         if segment.live or segment.living:
             with suppress(OSError):
-                clean = await patiently(self._offload, FORGET_PATIENCE_S, scrub, self._folder, segment.name, erased)
+                clean = await patiently(
+                    self._offload, FORGET_PATIENCE_S, scrub, self._folder, segment.name, segment.size, erased
+                )
         if not clean:
             await self._remove([segment], "evicted")
             if self._index.names.get(segment.name) is segment:
@@ -408,6 +416,9 @@ class Writer:
         over = [segment for segment in segments if segment.over(now)]
         ours = self._follower.mine
         empty = [s for s in segments if not s.live and (s.sealed or s.name in ours) and not s.over(now)]
+        unfinished, self._follower.unfinished = self._follower.unfinished, []
+        for erased in unfinished:
+            await self._forget(erased)
         doomed, self._doomed = self._doomed, []
         for segment in doomed:
             (gone,) = await self._offload(unlink_all, self._disk, [self._folder.path / segment.name])
@@ -433,9 +444,14 @@ class Writer:
 
     # -- other processes ----------------------------------------------------------------------------
 
-    async def _announce(self, erased: Erased, *, done: bool) -> None:
-        with suppress(OSError):  # then others find out when they load
-            self._follower.heed(*await self._patiently(self._folder.announce, erased, self._follower.heard, done))
+    async def _announce(self, erased: Erased, *, done: bool) -> bool:
+        """Tell all processes what is forgotten; false if that cannot be."""
+        args = erased, self._follower.heard, done
+        try:
+            self._follower.heed(*await self._patiently(self._folder.announce, *args))
+        except OSError:
+            return False
+        return True
 
     async def _heed(self) -> bool:
         """Heed what others announced; false if it cannot be read."""

@@ -110,7 +110,8 @@ async def test_a_file_that_another_removed_is_a_miss_and_then_evicted(tmp_path: 
         assert await hits(other, chain(*range(20))) == 10
         for segment in list_segments(tmp_path)[:1]:
             (tmp_path / segment.name).unlink()
-        clock.advance(1.0)
+        assert await load(other, [record.ref for record in chain(*range(20))]) == []
+        assert (other.stats().damaged, other.stats().evicted) == (0, 1)
         match = await other.match(keys_of(chain(*range(20))))
         assert (len(match.refs), match.missed) == (0, "evicted")
 
