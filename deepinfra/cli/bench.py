@@ -17,6 +17,7 @@ from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_mod
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from deepinfra.bench.cache import CacheReport
     from deepinfra.bench.http import Endpoint
     from deepinfra.bench.kv import KVReport
     from deepinfra.bench.kvrestore import RestoreReport, RestoreRun
@@ -194,6 +195,33 @@ def kv(
         _print_kv(report)
 
 
+@bench.command("cache")
+def cache(
+    trace: Annotated[str, typer.Argument(help="Requests in the Mooncake format, .jsonl or .jsonl.xz.")],
+    blocks: Annotated[str, typer.Option(metavar="N,N,…", help="Room for so many blocks of 512 tokens.")] = "5000",
+    as_json: AsJson = False,
+) -> None:
+    """What caches of some sizes would hit of recorded requests, by eviction policy, in virtual time."""
+    from functools import partial
+    from pathlib import Path
+
+    from deepinfra.bench.cache import run_cache
+    from deepinfra.errors import ConfigError
+
+    sizes = [int(size) for size in blocks.split(",") if size.strip().isdecimal()]
+    if not sizes or len(sizes) != len(blocks.split(",")) or min(sizes) < 1:
+        raise ConfigError(f"--blocks takes numbers of blocks like 1000,5000; {blocks!r} is something else")
+    try:
+        with shown_line() as show:
+            report = anyio.run(partial(run_cache, Path(trace), sizes, progress=show))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{trace} cannot be replayed: {error}") from error
+    if as_json:
+        _print_json(report)
+    else:
+        _print_cache(report)
+
+
 @bench.command("restore")
 def restore(
     model: Model = None,
@@ -237,8 +265,21 @@ async def _restore(blueprint: Blueprint, path: Path, run: RestoreRun, show: Call
 # -- output ---------------------------------------------------------------------------------------
 
 
-def _print_json(report: OfflineReport | LoadReport | RecipeReport | KVReport | RestoreReport) -> None:
+def _print_json(report: OfflineReport | LoadReport | RecipeReport | KVReport | CacheReport | RestoreReport) -> None:
     typer.echo(json.dumps(dataclasses.asdict(report)))
+
+
+def _print_cache(report: CacheReport) -> None:
+    typer.echo(
+        f"{report.trace}: {report.requests} requests for {report.asked} blocks, {report.distinct} different; "
+        f"without a limit {report.ideal:.1%} are hits"
+    )
+    for figure in report.figures:
+        first, second = figure.halves
+        typer.echo(
+            f"{figure.blocks:>9} blocks {figure.policy:6} {figure.hit:6.1%} of blocks ({first:.1%}, then {second:.1%})"
+            f", {figure.token_hit:6.1%} of tokens"
+        )
 
 
 def _print_offline(report: OfflineReport) -> None:

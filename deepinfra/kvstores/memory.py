@@ -47,7 +47,7 @@ class MemoryStore(KVStore):
     dropped, and so is one whose parent is not held. A life slides when a record is loaded, touched or saved again.
 
     Args:
-        capacity_nbytes: Bytes held at most; what the policy remembers of evicted records comes on top, up to 8 MB.
+        capacity_nbytes: Bytes held at most; what the policy remembers of evicted records comes on top, up to 5 MB.
         default_ttl_s: Seconds that records of no particular traffic live.
         agent_ttl_s: Seconds for traffic `agent`.
         chat_ttl_s: Seconds for traffic `chat`.

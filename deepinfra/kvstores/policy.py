@@ -21,7 +21,7 @@ CAME_BACK_WHOLE_S = 400.0
 LITTLE_TOKENS = 1024
 
 GHOSTS = 32_768
-"""Evicted records that are remembered, so that one which returns counts as come back; about 200 bytes each."""
+"""Evicted records that are remembered, so that one which returns counts as come back; about 130 bytes each."""
 
 _CAME_BACK, _CAME_BACK_WHOLE = int(CAME_BACK_S * 1e6), int(CAME_BACK_WHOLE_S * 1e6)
 

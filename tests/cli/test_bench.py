@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from deepinfra.bench.cache import CacheReport
 from deepinfra.bench.kv import KVReport
 from deepinfra.bench.kvrestore import RestoreReport
 from deepinfra.bench.load import LoadReport
@@ -37,7 +38,7 @@ def paths(kind: type, prefix: str = "") -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("report", [OfflineReport, LoadReport, RecipeReport, KVReport, RestoreReport])
+@pytest.mark.parametrize("report", [OfflineReport, LoadReport, RecipeReport, KVReport, CacheReport, RestoreReport])
 def test_every_field_of_the_json_is_documented(report: type) -> None:
     documented = set(re.findall(r"`([\w.\[\]]+)`", REFERENCE.read_text()))
     assert not set(paths(report)) - documented
@@ -81,6 +82,28 @@ def test_the_disk_cache_is_measured_beside_plain_calls(tmp_path: Path) -> None:
     assert all(figure["ours"] > 0 < figure["ratio"] for figure in report["figures"])
     assert list(tmp_path.iterdir()) == []
     assert "plain" in run("kv", "--path", str(tmp_path), *sizes).stdout
+
+
+def test_a_trace_is_replayed_for_each_size_and_policy(tmp_path: Path) -> None:
+    turns = [{"timestamp": 1000 * i, "input_length": 1024, "hash_ids": [i % 3, 100 + i % 3]} for i in range(9)]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(json.dumps(turn) for turn in turns))
+    report = json.loads(run("cache", str(path), "--blocks", "2,6", "--json").stdout.splitlines()[-1])
+    assert (report["kind"], report["asked"], report["distinct"], report["ideal"]) == ("cache", 18, 6, 12 / 18)
+    hits = {(figure["policy"], figure["blocks"]): figure["hit"] for figure in report["figures"]}
+    assert hits["lru", 2] == 0
+    assert hits["lru", 6] == hits["reuse", 6] == 12 / 18
+    assert set(hits) == {("lru", 2), ("lru", 6), ("reuse", 2), ("reuse", 6)}
+    assert "66.7%" in run("cache", str(path), "--blocks", "6").stdout
+
+
+@pytest.mark.parametrize("text", ["", '{"timestamp": 1}', "[]", "no json"])
+def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+    result = run("cache", str(path))
+    assert "trace.jsonl cannot be replayed" in str(result.exception)
+    assert "takes numbers of blocks" in str(run("cache", str(path), "--blocks", "many").exception)
 
 
 @pytest.mark.slow
