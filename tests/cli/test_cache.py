@@ -217,8 +217,11 @@ def test_damage_is_told_by_file_and_offset(folder: Path) -> None:
 
 
 def test_a_repair_drops_what_is_damaged_and_nothing_else(folder: Path) -> None:
-    flip(file_of(folder, "agent"), 10, 9000)
+    file = file_of(folder, "agent")
+    flip(file, 10, 9000)
+    used = file.stat().st_mtime_ns
     assert len(damages(folder, "--repair")) == 2
+    assert file.stat().st_mtime_ns == used, "by its time of change stores know which file to remove first"
     assert damages(folder) == []
     assert held(folder, OF_A) == [content(record.ref) for record in OF_A]
     assert document("du", "--path", str(folder))["total"]["records"] == 16

@@ -8,6 +8,7 @@ grow is what breaks it, whatever the template does with the field. Its cost is t
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,7 +139,7 @@ class _Group:
     def add(self, asked: Asked, ids: Sequence[int], keys: Iterable[BlockKey], pieces: Iterable[int]) -> None:
         """Remember a request."""
         index = len(self._seen)
-        self._seen.append(_Seen(asked, ids))
+        self._seen.append(_Seen(asked, array("I", ids)))  # a log may have more tokens than memory has room for objects
         self._keys.update(keys)
         if asked.session:
             self._sessions[asked.session] = index

@@ -180,6 +180,7 @@ def repair_file(folder: Path, checked: Checked, disk: Disk | None = None) -> boo
     segment = Segment(*parsed)
     for entry, header in checked.rows:
         segment.add(entry._replace(tag=segment.owner(header.owner) << 2 | entry.kind))
+    used = (folder / checked.file).stat().st_mtime_ns  # when it was last of use, which a repair is not
     fd = disk.open(folder / checked.file, write=True)
     try:
         for damage in checked.damages:
@@ -188,6 +189,7 @@ def repair_file(folder: Path, checked: Checked, disk: Disk | None = None) -> boo
         disk.truncate(fd, checked.size)
         write_all(disk, fd, [pack_footer(checked.size, segment.rows, segment.owners)], checked.size)
         disk.sync(fd)
+        disk.stamp(fd, used)
     finally:
         disk.close(fd)
     return True
