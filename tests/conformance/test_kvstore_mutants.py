@@ -104,6 +104,11 @@ class KeepsWhatIsNotToBeKept(MemoryStore):
         await super().save([replace(record, retention=Retention()) for record in records])
 
 
+class WritesWhatIsForRamOnly(SsdStore):
+    async def save(self, records: Sequence[KVRecord]) -> None:
+        await super().save([replace(r, retention=replace(r.retention, disk=True)) for r in records])
+
+
 class NeverExpires(MemoryStore):
     async def save(self, records: Sequence[KVRecord]) -> None:
         lasting = [replace(r, retention=replace(r.retention, ttl_s=1e9)) for r in records]
@@ -225,6 +230,7 @@ MUTANTS: list[tuple[type[KVStore], str]] = [
     (NeverEvicts, "test_the_cap_holds_and_the_newest_is_held"),
     (HasNoCap, "test_a_record_larger_than_the_store_is_dropped_and_harms_nothing"),
     (KeepsWhatIsNotToBeKept, "test_retention_none_is_never_kept"),
+    (WritesWhatIsForRamOnly, "test_without_disk_a_record_stays_in_ram"),
     (NeverExpires, "test_a_record_dies_when_its_life_is_over"),
     (DiesEarly, "test_a_record_dies_when_its_life_is_over"),
     (TouchRaises, "test_touching_hurts_nothing"),
