@@ -106,16 +106,18 @@ def look(
                 segment.living, segment.disk_nbytes, segment.used = living, nbytes, status.changed_ns
                 found.fresh.append(segment)
                 if not segment.over(now):
-                    _read(disk, folder, segment, now)
+                    found.fresh[-1] = _read(disk, folder, segment, now)
     return found
 
 
-def _read(disk: Disk, folder: Folder, segment: Segment, now: float) -> None:
+def _read(disk: Disk, folder: Folder, segment: Segment, now: float) -> Segment:
     fd = disk.open(folder.path / segment.name, write=not segment.living)
     try:
         fill(disk, fd, segment, now)
-        if not segment.sealed and not segment.living:
-            _mend(disk, folder, fd, segment)
+        if not segment.sealed and not segment.living and not _mend(disk, folder, fd, segment):
+            segment = segment.anew()
+            fill(disk, fd, segment, now)
+        return segment
     finally:
         disk.close(fd)
 
@@ -142,23 +144,28 @@ def _follow(disk: Disk, folder: Folder, segment: Segment, found: Look, now: floa
         disk.close(fd)
 
 
-def _mend(disk: Disk, folder: Folder, fd: int, segment: Segment) -> None:
-    """Cut a file that a dead process left behind its last whole record, and write its footer."""
+def _mend(disk: Disk, folder: Folder, fd: int, segment: Segment) -> bool:
+    """Cut a file that a dead process left behind its last whole record, and write its footer.
+
+    Returns:
+        False if there is a footer after all: it was written meanwhile, or could not be read before.
+    """
     try:
         with folder.locked():
             if segment.name in folder.others().claims | folder.claims:
-                return
+                return True
             if read_footer(disk, fd, disk.size(fd)) is not None:
-                return  # somebody else did; the next look reads that one
+                return False
             disk.truncate(fd, segment.size)
             footer = pack_footer(segment.size, segment.live_rows().tobytes(), segment.owners)
             if not folder.fits(segment.name, allocated(segment.size + len(footer))):
-                return
+                return True
             write_all(disk, fd, [footer], segment.size)
             times = segment.table()["created"]
             segment.used = int(times.max() * 1e9) if len(times) else 0
             disk.stamp(fd, segment.used)
             segment.disk_nbytes = taken(disk.status(fd))
     except OSError:
-        return  # busy or full: the next look tries again
+        return True  # busy or full: the next look tries again
     segment.sealed = True
+    return True

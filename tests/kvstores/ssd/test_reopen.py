@@ -56,7 +56,7 @@ def test_a_million_small_records_are_found_again_in_little_memory(tmp_path: Path
 
 def break_last_file(folder: KVFolder) -> int:
     """Flip a bit in the middle record of the file that was being written; returns how many records lie before it."""
-    last = max(folder.path.glob("*.kvseg"), key=lambda path: path.name.rpartition("-")[2])
+    last = max(folder.path.glob("*.kvseg"), key=lambda path: int(path.name.split("-")[2]))
     with last.open("r+b") as file:
         data = file.read()
         keys = folder.keys()
