@@ -21,6 +21,7 @@ from deepinfra.core.kv import (
     Retention,
     TierHit,
 )
+from deepinfra.errors import ConfigError
 from deepinfra.interfaces.kvstore import KVStore
 from deepinfra.kvstores.leaves import Held, Leaves, cost, parent_of, record_id
 from deepinfra.kvstores.policy import RANKINGS, PolicyName
@@ -55,6 +56,9 @@ class MemoryStore(KVStore):
         quotas: Bytes by tenant, overhead included; over it that tenant's own lowest goes.
         tenant_quota_nbytes: Bytes for each other tenant; 0: no limit.
         tenant_write_nbytes_per_s: Bytes that each tenant may save per second; more is dropped; 0: no limit.
+
+    Raises:
+        ConfigError: There is no such policy.
     """
 
     durable = False
@@ -71,6 +75,8 @@ class MemoryStore(KVStore):
         tenant_quota_nbytes: int = 0,
         tenant_write_nbytes_per_s: float = 0,
     ) -> None:
+        if policy not in RANKINGS:
+            raise ConfigError(f"policy = {policy!r} is not one of {', '.join(RANKINGS)}")
         self.capacity_nbytes = capacity_nbytes
         self._lifetimes = Lifetimes(default_ttl_s, agent_ttl_s, chat_ttl_s)
         self._ranking = RANKINGS[policy]

@@ -8,6 +8,7 @@ import pytest
 
 from deepinfra.core.ids import BlockKey
 from deepinfra.core.kv import KVRecord, NamespaceFilter, RecordRef, Retention
+from deepinfra.errors import ConfigError
 from deepinfra.kvstores.leaves import RECORD_OVERHEAD_NBYTES
 from deepinfra.kvstores.memory import MemoryStore
 
@@ -89,6 +90,11 @@ async def test_the_queue_of_leaves_stays_bounded_when_records_leave_by_other_doo
             await store.save([record(str(i))])
             await store.forget(NamespaceFilter())
         assert len(store._leaves) <= 64 + 2
+
+
+def test_a_policy_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="policy = 'fifo' is not one of reuse, lru"):
+        MemoryStore(policy="fifo")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
