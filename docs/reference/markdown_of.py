@@ -9,7 +9,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 
@@ -77,7 +77,7 @@ def default(info: FieldInfo) -> str:
     if isinstance(value, bool):
         return code(str(value).lower())
     if isinstance(value, tuple):
-        return code(list(value))
+        return code([each.model_dump(exclude_unset=True) if isinstance(each, BaseModel) else each for each in value])
     if isinstance(value, str):
         return code(f'"{value}"')
     return "none" if value is None else code(value)
