@@ -75,3 +75,19 @@ async def test_what_was_forgotten_is_not_listed(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
     assert list(list_records(tmp_path / "none")) == []
+
+
+async def test_successors_are_the_blocks_that_continue_a_key(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = make(tmp_path)
+    store.give(clock, InlineOffload())
+    async with store:
+        short = chain(1, 2, 7, 8, retention=Retention(ttl_s=10.0))
+        await store.save([*chain(1, 2, 3, 4), *chain(1, 2, 5, 6), *short, *chain(1, 2, 9, 9, tenant="b")])
+        (first, _) = chain(1, 2, 3, 4)
+        assert set(await store.successors(first.parent)) == {(1, 2)}
+        assert set(await store.successors(first.ref.key)) == {(3, 4), (5, 6), (7, 8)}
+        assert len(await store.successors(first.ref.key, 2)) == 2
+        clock.advance(10.0)
+        assert set(await store.successors(first.ref.key)) == {(3, 4), (5, 6)}, "one is over"
+        assert await store.successors(chain(8, 8)[0].ref.key) == []
