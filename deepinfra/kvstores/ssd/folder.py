@@ -189,11 +189,17 @@ class Folder:
         Raises:
             Unheard: That is so.
             BlockingIOError: Somebody is overwriting what was forgotten.
-            OSError: As `appending.append`.
+            OSError: As `appending.append`: the file is closed.
         """
-        self.disk.hold(self._forgotten, alone=False)
         try:
-            self._check(heard)
+            self._share(heard)
+        except BlockingIOError:
+            raise
+        except OSError:
+            if fd is not None:
+                self.disk.close(fd)
+            raise
+        try:
             return append(self.disk, self.path / name, fd, offset, lives, sync)
         finally:
             self.disk.release(self._forgotten)
@@ -253,6 +259,14 @@ class Folder:
         """Have the lock, while nobody appends."""
         with self.locked(), self._still():
             yield
+
+    def _share(self, heard: int) -> None:
+        self.disk.hold(self._forgotten, alone=False)
+        try:
+            self._check(heard)
+        except BaseException:
+            self.disk.release(self._forgotten)
+            raise
 
     def _check(self, heard: int) -> None:
         if self.disk.size(self._forgotten) - heard >= TOMBSTONE_NBYTES:
