@@ -44,8 +44,11 @@ def installed(outside: Any) -> Any:
     return outside
 
 
-def test_it_imports_public_names_only() -> None:
-    for path in TEMPLATE.rglob("*.py"):
+@pytest.mark.parametrize("plugin", sorted(TEMPLATE.parent.glob("*/deepinfra_*")), ids=lambda path: path.name)
+def test_plug_ins_import_public_names_only(plugin: Path) -> None:
+    files = [*plugin.rglob("*.py"), *(TEMPLATE / "tests").rglob("*.py")]
+    assert len(files) > 1
+    for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -41,7 +42,7 @@ class Server:
             retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
             **secret,
         )
-        self._client = redis.Redis.from_pool(pool)
+        self._client: Any = redis.Redis.from_pool(pool)  # typed for strings and asyncio too: an answer is one of four
         self._prefix = prefix.encode()
         self._match, self._save, self._touch, self._forget = (
             self._client.register_script(text) for text in (scripts.MATCH, scripts.SAVE, scripts.TOUCH, scripts.FORGET)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,30 @@ async def test_what_one_engine_saved_is_a_hit_in_the_next_and_the_text_is_the_sa
     warm, cached = await answer(store)
     assert plain == cold == warm
     assert cached["redis"] > 100
+
+
+def test_explain_shows_no_password_and_names_what_is_wrong_inside_a_tier(tmp_path: Path) -> None:
+    config = tmp_path / "deepinfra.toml"
+    text = """
+[pool.store]
+use = "tiered"
+[[pool.store.tiers]]
+use = "memory"
+[[pool.store.tiers]]
+use = "redis"
+url = "redis://:s3cret@somewhere/0"
+"""
+    explain = [sys.executable, "-m", "deepinfra", "explain", "--config", str(config)]
+    config.write_text(text)
+    done = subprocess.run(explain, capture_output=True, text=True, check=True)
+    assert 'pool.store.tiers.1.url = "**********"' in done.stdout
+    config.write_text(text + "timeout_s = -1\n")
+    wrong = subprocess.run(explain, capture_output=True, text=True, check=False)
+    assert "pool.store.tiers.1.timeout_s: input should be greater than 0" in wrong.stderr
+    config.write_text(text.replace("redis://", "http://"))
+    refused = subprocess.run(explain, capture_output=True, text=True, check=False)
+    assert "pool.store.tiers.1.url: a URL begins with redis://" in refused.stderr
+    assert "s3cret" not in done.stdout + wrong.stderr + refused.stderr
 
 
 def test_check_plugin_finds_nothing_broken_and_leaves_nothing_behind(server: Any) -> None:
