@@ -73,4 +73,4 @@ def test_tiers_that_break_change_no_text_and_keep_nothing_of_the_engine() -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_long_soak_of_tiers_that_break_finds_nothing() -> None:
-    check_covered(soak(20_000, 600))
+    check_covered(soak(20_000, 300))
