@@ -9,7 +9,7 @@ import pytest
 from deepinfra.config import Blueprint, read_settings, resolve
 from deepinfra.config.explain import explain
 from deepinfra.config.folders import kv_folder
-from deepinfra.errors import ConfigError, UnknownComponentError, UnsupportedCombination
+from deepinfra.errors import ConfigError, UnknownComponentError
 from deepinfra.kvstores import MemoryStore, SsdStore, TieredStore
 from deepinfra.registry import Registry, load_plugins
 
@@ -74,11 +74,6 @@ def test_a_wrong_key_of_a_tier_is_named(registry: Registry, tmp_path: Path, old:
 def test_an_unknown_tier_is_named_with_its_place(registry: Registry, tmp_path: Path) -> None:
     with pytest.raises(UnknownComponentError, match=r"'sdd'; known: .*ssd, tiered \(pool.store.tiers.1.use, .*:9\)"):
         blueprint(registry, tmp_path, TWO.replace('"ssd"', '"sdd"'))
-
-
-def test_two_tiers_do_not_keep_kv_in_one_folder(registry: Registry, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedCombination, match=r"pool.store.tiers.0.path and pool.store.tiers.1.path are one"):
-        blueprint(registry, tmp_path, '[[pool.store.tiers]]\nuse = "ssd"\n' * 2)
 
 
 def test_explain_tells_what_was_written_of_a_tier_and_what_is_its_default(registry: Registry, tmp_path: Path) -> None:
