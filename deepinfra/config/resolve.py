@@ -188,7 +188,7 @@ def resolve(settings: ServerSettings, registry: Registry, provenance: Provenance
         UnsupportedCombination: Parts that cannot work together.
     """
     look = _Lookup(settings, registry, provenance or Provenance())
-    return Blueprint(
+    blueprint = Blueprint(
         name=settings.name or _served_name(settings.model),
         settings=settings,
         provenance=look.provenance,
@@ -198,6 +198,9 @@ def resolve(settings: ServerSettings, registry: Registry, provenance: Provenance
         decode=tuple(look.pool(pool, ("decode", str(i))) for i, pool in enumerate(settings.decode)),
         public_prefixes=tuple(map(read_prefix, settings.public_prefixes)),
     )
+    for pool in blueprint.pools:
+        _refuse_tiers_in_one_folder(pool)
+    return blueprint
 
 
 def checked(
@@ -269,6 +272,18 @@ class _Lookup:
             replay=pool.replay,
             snapshots=pool.snapshots,
         )
+
+
+def _refuse_tiers_in_one_folder(pool: PoolBlueprint) -> None:
+    """Pools may share a folder; two tiers of one store would write everything into it twice."""
+    owners: dict[Path, str] = {}
+    for part in pool.store.flat() if pool.store else ():
+        path = getattr(part.options, "path", None)
+        if isinstance(path, (str, Path)):
+            folder, name = Path(path).expanduser().resolve(), ".".join((*part.at, "path"))
+            if folder in owners:
+                raise UnsupportedCombination(f"{owners[folder]} and {name} are one folder, {folder}")
+            owners[folder] = name
 
 
 def _served_name(model: str) -> str:
