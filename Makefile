@@ -4,6 +4,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?= smollm2
 TORCH ?= torch==2.13.0
+WORKERS ?= 2
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -15,7 +16,7 @@ serve: .venv/.serve
 	$(BIN)/deepinfra serve --model $(MODEL) --host $(HOST) --port $(PORT)
 
 test: check
-	$(BIN)/python -m pytest -m "not slow and not redis"
+	$(BIN)/python -m pytest -m "not slow and not redis" -n $(WORKERS) --dist loadfile
 
 test-slow: .venv/.dev
 	$(BIN)/python -m pytest -m slow
