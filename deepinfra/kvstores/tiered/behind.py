@@ -108,7 +108,7 @@ class Behind:
                 self.touch((ref.key,), retention)
 
     def missed(self, keys: Sequence[BlockKey]) -> None:
-        """Take the tier's word that it does not hold these: offered again, they are written again."""
+        """The tier did not say that it holds these: offered again, they are given to it again, and it looks itself."""
         for key in keys:
             self._written.discard(key)
             self._written.discard(key + b"snapshot")

@@ -167,8 +167,7 @@ class TieredStore(KVStore):
                     continue
                 match = await guard.match(keys[at:])
                 ended[i], why[i] = at + len(match.refs), match.missed
-                if match.missed != "tier-down":
-                    self._missed(i, keys[ended[i] :])
+                self._missed(i, keys[ended[i] :])
                 if match.refs:
                     refs += match.refs
                     hits += _hits(guard.name, match)
