@@ -3,6 +3,7 @@
 A block is *owned* (one reference, being written), *published* (its key is in the prefix index; read-only, any number
 of references) or *free*. A published block without references stays in the index until its memory is needed; the
 least recently released goes first, and a sequence releases its tail first, so that what is left of a prefix is usable.
+One that is only *held* for a copy keeps its place in that order, and its memory.
 
 Source: reference counts, prefix index and LRU of unreferenced blocks are vLLM's block pool in idea.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from itertools import islice
 
 from deepinfra.core.ids import BlockId, BlockKey
 
@@ -25,13 +27,15 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._free: deque[BlockId] = deque(BlockId(i) for i in range(num_blocks))
         self._idle: OrderedDict[BlockId, None] = OrderedDict()
+        self._held: set[BlockId] = set()
+        self._held_idle = 0
         self._key_of: dict[BlockId, BlockKey] = {}
         self._block_of: dict[BlockKey, BlockId] = {}
 
     @property
     def free_blocks(self) -> int:
         """Blocks that can be taken now: never used ones, and published ones nobody reads."""
-        return len(self._free) + len(self._idle)
+        return len(self._free) + len(self._idle) - self._held_idle
 
     @property
     def cached_blocks(self) -> int:
@@ -56,21 +60,20 @@ class BlockPool:
         """`count` blocks with one reference each, or `None` and no change. Forgets the oldest idle prefixes."""
         if count > self.free_blocks:
             return None
-        taken: list[BlockId] = []
-        for _ in range(count):
-            if self._free:
-                block = self._free.popleft()
-            else:
-                block, _ = self._idle.popitem(last=False)
-                del self._block_of[self._key_of.pop(block)]
-            self._refs[block] = 1
+        taken = [self._free.popleft() for _ in range(min(count, len(self._free)))]
+        oldest = (block for block in self._idle if block not in self._held)
+        for block in list(islice(oldest, count - len(taken))):
+            del self._idle[block]
+            del self._block_of[self._key_of.pop(block)]
             taken.append(block)
+        for block in taken:
+            self._refs[block] = 1
         return taken
 
     def share(self, blocks: Sequence[BlockId]) -> None:
         """Take one more reference on published blocks."""
         for block in blocks:
-            self._idle.pop(block, None)
+            self._wake(block)
             self._refs[block] += 1
 
     def release(self, blocks: Sequence[BlockId]) -> None:
@@ -80,8 +83,22 @@ class BlockPool:
             if self._refs[block] == 0:
                 if block in self._key_of:
                     self._idle[block] = None
-                else:
+                    self._held_idle += block in self._held
+                elif block not in self._held:
                     self._free.append(block)
+
+    def hold(self, blocks: Sequence[BlockId]) -> None:
+        """Keep published blocks from being taken while they are copied, which is no use of them; none twice."""
+        self._held.update(blocks)
+        self._held_idle += sum(block in self._idle for block in blocks)
+
+    def let_go(self, blocks: Sequence[BlockId]) -> None:
+        """End a `hold`."""
+        for block in blocks:
+            self._held_idle -= block in self._idle
+            self._held.discard(block)
+            if not self._refs[block] and block not in self._key_of:
+                self._free.append(block)
 
     def publish(self, block: BlockId, key: BlockKey) -> bool:
         """Put a completely written block into the index; `False` if the key or the block is there already."""
@@ -96,6 +113,13 @@ class BlockPool:
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
-            if block in self._idle:
-                del self._idle[block]
+            if self._wake(block) and block not in self._held:
                 self._free.append(block)
+
+    def _wake(self, block: BlockId) -> bool:
+        """Take a block out of the idle ones, if it is one."""
+        if block not in self._idle:
+            return False
+        del self._idle[block]
+        self._held_idle -= block in self._held
+        return True

@@ -102,6 +102,8 @@ class Loader:
             loaded = await source.store.load([ref], [view])
             good = loaded.count == 1 and await self._good(view, key)
             self.damaged += loaded.count == 1 and not good
+            if not good:
+                self._snapshots.damaged(key)
             if good and not live.over and not live.running:
                 self._snapshots.park(live, slot, position)
                 parked = True

@@ -2,8 +2,8 @@
 
 A queued block is named by its key and holds no reference: published blocks are read-only, so if the key is still in
 the prefix index when its turn comes, the bytes are right; if its memory was needed meanwhile, the save is dropped. A
-sequence's tail leaves the index before its head, so a parent is never dropped before its child. References are held
-only for the batch that is being copied to staging (at most 5 % of the pool).
+sequence's tail leaves the index before its head, so a parent is never dropped before its child. Blocks are held only
+for the batch that is being copied to staging (at most 5 % of the pool), and keep their place among idle ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import anyio
 
@@ -38,6 +38,13 @@ _QUEUE = 1 << 14
 
 _RETRY_S = 0.005
 """Pause when loads hold every staging slot; a step, which frees them, takes that long or longer."""
+
+
+class _Kept(NamedTuple):
+    """What is known of a record: whether a disk may have it, and whether the store says that it is there no more."""
+
+    disk: bool
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ class Saver:
         self._fastest: str | None = None
         self._queue: deque[SaveItem] = deque()
         self._touches: deque[tuple[tuple[BlockKey, ...], Retention]] = deque(maxlen=1024)
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._known: OrderedDict[bytes, _Kept] = OrderedDict()
         self._signal = Signal()
         self._idle = anyio.Event()
         self._idle.set()
@@ -95,12 +102,32 @@ class Saver:
     def offer(self, live: Live, blocks: Sequence[int]) -> None:
         """Queue published blocks of a sequence (indices into its table) unless known to be saved; never waits."""
         for index in blocks:
-            if live.keys[index] in self._known or (item := self._item(live, index)) is None:
+            if self._has(live.keys[index], live.spec.retention) or (item := self._item(live, index)) is None:
                 continue
             if len(self._queue) >= _QUEUE:
                 self.dropped += 1
                 return
             self._put(item)
+
+    def opened(self, live: Live) -> None:
+        """A sequence begins behind blocks that were on the device: they are used, and some are to be kept only now.
+
+        Those are what was computed by requests that asked for less. What the store was given and does not have any
+        more is not copied again for every hit: that waits until it is computed again.
+        """
+        retention = live.spec.retention
+        self.touch(live.keys[: live.published], retention)
+        if retention.traffic == "none" or not retention.disk:
+            return
+        held = len(live.source.refs) if live.source is not None else 0
+        self.offer(
+            live,
+            [
+                index
+                for index, key in enumerate(live.keys[: live.published])
+                if (index >= held if (kept := self._known.get(key)) is None else not kept.disk)
+            ],
+        )
 
     def promote(self, live: Live, index: int, tier: str) -> None:
         """Offer a loaded block once more, if the store has a faster tier for it than the one it came from."""
@@ -132,15 +159,16 @@ class Saver:
 
     def snapshot(self, live: Live, position: int) -> SaveItem | None:
         """What the record of a snapshot says; `None` if it is not wanted, or known to be kept. Now known to come."""
-        index = position // self._layout.block_size - 1
-        if self._snapshots == "off" or _snapshot_id(live.keys[index]) in self._known:
+        if self._snapshots == "off":
             return None
-        item = self._item(live, index)
+        item = self._item(live, position // self._layout.block_size - 1)
         if item is None:
             return None
         if self._snapshots == "ram":
             item = replace(item, retention=replace(item.retention, disk=False))
-        self._know(_snapshot_id(item.key))
+        if self._has(_snapshot_id(item.key), item.retention):
+            return None
+        self._know(_snapshot_id(item.key), item.retention)
         return item
 
     def offer_snapshot(self, item: SaveItem, slot: int) -> bool:
@@ -150,9 +178,9 @@ class Saver:
         self._put(replace(item, slot=slot))
         return True
 
-    def forget_snapshot(self, item: SaveItem) -> None:
-        """A snapshot that was to come does not."""
-        self._known.pop(_snapshot_id(item.key), None)
+    def forget_snapshot(self, key: BlockKey) -> None:
+        """A snapshot that was to come does not, or one that was there is damaged."""
+        self._known.pop(_snapshot_id(key), None)
 
     # -- what the store says -----------------------------------------------------------------------
 
@@ -162,11 +190,13 @@ class Saver:
         What it does not hold (any more) is saved again once it is computed again.
         """
         for key in keys[blocks:]:
-            self._known.pop(key, None)
+            if (kept := self._known.get(key)) is not None and not kept.gone:
+                self._known[key] = _Kept(kept.disk, gone=True)
         if self._layout.snapshot_nbytes:
             for index, key in enumerate(keys):
                 if index in snapshots:
-                    self._know(_snapshot_id(key))
+                    self._known.setdefault(_snapshot_id(key), _Kept(disk=True))
+                    self._bound()
                 else:
                     self._known.pop(_snapshot_id(key), None)
 
@@ -239,13 +269,13 @@ class Saver:
     ) -> None:
         drained = [(block, item.slot) for item, block in batch if block is not None]
         read = [block for block, _ in drained]
-        blocks.share(read)
+        blocks.hold(read)
         try:
             # Shielded: a copy under way must not write into slots that somebody else has been given.
             with anyio.CancelScope(shield=True):
                 await memory.drain(read, [slot for _, slot in drained])
         finally:
-            blocks.release(read)
+            blocks.let_go(read)
             freed.set()
         records = [self._record(item, memory.slot(item.slot), is_block=block is not None) for item, block in batch]
         await self._store.save(records)
@@ -268,12 +298,20 @@ class Saver:
         )
 
     def _put(self, item: SaveItem) -> None:
-        self._know(item.id)
+        self._know(item.id, item.retention)
         self._queue.append(item)
         self._wake()
 
-    def _know(self, record_id: bytes) -> None:
-        self._known[record_id] = None
+    def _has(self, record_id: bytes, retention: Retention) -> bool:
+        """Whether a record is known to be kept, or queued, where such a retention wants it."""
+        kept = self._known.get(record_id)
+        return kept is not None and not kept.gone and (kept.disk or not retention.disk)
+
+    def _know(self, record_id: bytes, retention: Retention) -> None:
+        self._known[record_id] = _Kept(retention.disk)
+        self._bound()
+
+    def _bound(self) -> None:
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import anyio
 
-from deepinfra.core.ids import Epoch, SeqId
+from deepinfra.core.ids import BlockKey, Epoch, SeqId
 from deepinfra.core.step import Snapshot
 from deepinfra.engine.live import Live
 from deepinfra.engine.saver import SaveItem, Saver
@@ -109,6 +109,11 @@ class Snapshots:
             self.unpark(live)
         if self.plan.rows:
             self._tally.replayed += max(0, cached - resume.start)
+
+    def damaged(self, key: BlockKey) -> None:
+        """The one at the end of a block could not be loaded: the next that is taken there is kept."""
+        if self._saver is not None:
+            self._saver.forget_snapshot(key)
 
     def unpark(self, live: Live) -> None:
         """Let go of a snapshot that nobody will begin at."""
@@ -208,7 +213,7 @@ class Snapshots:
         if item is None or saver is None or not self._slots.keep(slot) or not saver.offer_snapshot(item, slot):
             self._slots.give([slot])
             if item is not None and saver is not None:
-                saver.forget_snapshot(item)
+                saver.forget_snapshot(item.key)
 
     def _drop(self, capture: Capture) -> None:
         self._tally.snapshots_dropped += 1
@@ -216,7 +221,7 @@ class Snapshots:
             self._slots.give([capture.slot])
             capture.slot = -1
         if capture.item is not None and self._saver is not None:
-            self._saver.forget_snapshot(capture.item)
+            self._saver.forget_snapshot(capture.item.key)
         if capture.done is not None:
             capture.done.set()
 

@@ -217,7 +217,7 @@ class Stepper:
             if live.opened_at is None:
                 live.opened_at = now
             if self._saver is not None:
-                self._saver.touch(live.keys[: live.published], live.spec.retention)
+                self._saver.opened(live)
 
     def _preempted(self, planned: Planned | None) -> None:
         if planned is not None and planned.preempted:

@@ -22,6 +22,7 @@ class BlockMachine(RuleBasedStateMachine):
         self.pool = BlockPool(SIZE, 2)
         self.held: list[list[BlockId]] = []
         self.holds: dict[BlockKey, BlockId] = {}
+        self.copied: list[BlockId] = []
 
     @rule(count=st.integers(0, 4))
     def take(self, count: int) -> None:
@@ -33,7 +34,7 @@ class BlockMachine(RuleBasedStateMachine):
         else:
             assert taken is not None
             assert len(set(taken)) == count
-            assert not set(taken) & {block for blocks in self.held for block in blocks}
+            assert not set(taken) & {block for blocks in (*self.held, self.copied) for block in blocks}
             self.held.append(taken)
             self.holds = {k: b for k, b in self.holds.items() if b not in taken}
 
@@ -58,9 +59,20 @@ class BlockMachine(RuleBasedStateMachine):
         if self.held:
             self.pool.release(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
+    @rule(numbers=st.sets(st.integers(0, 9), max_size=4))
+    def copy(self, numbers: set[int]) -> None:
+        self.pool.let_go(self.copied)
+        self.copied = [self.holds[name] for number in numbers if (name := key(number)) in self.holds]
+        self.pool.hold(self.copied)
+
+    @rule(number=st.integers(0, 9))
+    def unpublish(self, number: int) -> None:
+        if (block := self.holds.pop(key(number), None)) is not None:
+            self.pool.unpublish(block)
+
     @invariant()
     def every_block_is_free_or_held(self) -> None:
-        used = {block for blocks in self.held for block in blocks}
+        used = {block for blocks in (*self.held, self.copied) for block in blocks}
         assert self.pool.free_blocks == SIZE - len(used)
 
     @invariant()
@@ -83,6 +95,20 @@ def test_the_tail_of_a_released_prefix_goes_before_its_head() -> None:
     pool.release(blocks)
     pool.take(1)
     assert pool.match([key(0), key(1), key(2)]) == blocks[:2]
+
+
+def test_copying_a_prefix_in_batches_leaves_its_tail_to_go_first() -> None:
+    pool = BlockPool(4, 2)
+    blocks = pool.take(4)
+    assert blocks is not None
+    for number, block in enumerate(blocks):
+        pool.publish(block, key(number))
+    pool.release(blocks)
+    for batch in (blocks[:2], blocks[2:]):
+        pool.hold(batch)
+        pool.let_go(batch)
+    pool.take(2)
+    assert pool.match([key(number) for number in range(4)]) == blocks[:2]
 
 
 def test_an_unpublished_block_is_free_again() -> None:

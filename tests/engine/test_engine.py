@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -8,7 +9,7 @@ import pytest
 
 from deepinfra.core.conversation import Conversation, Message, TextPart
 from deepinfra.core.events import Event, Failed, TextDelta
-from deepinfra.core.kv import NamespaceFilter, Retention
+from deepinfra.core.kv import KVRecord, NamespaceFilter, Retention
 from deepinfra.core.request import GenerateRequest, TextInput
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.engine import Engine, Pool
@@ -127,6 +128,44 @@ async def test_retention_none_writes_nothing() -> None:
         await events_of(engine, ask(range(20), 4, retention=Retention(traffic="none")))
         await engine.drain(5)
         assert store.stats().records == 0
+
+
+class Given(SsdStore):
+    """Counts records that it was given, held already or not."""
+
+    given = 0
+
+    async def save(self, records: Sequence[KVRecord]) -> None:
+        self.given += len(records)
+        await super().save(records)
+
+
+@pytest.mark.parametrize("first", [Retention(traffic="none"), Retention(disk=False)])
+async def test_what_was_computed_for_nobody_else_is_saved_when_somebody_hits_it(
+    tmp_path: Path, first: Retention
+) -> None:
+    store = Given(tmp_path)
+    one = pool(store)
+    async with Engine(TinyRecipe(), one) as engine:
+        await events_of(engine, ask(range(20), 1, retention=first))
+        await one.settle()
+        before = store.given
+        assert store.stats().records == 0
+        for retention in (Retention(), Retention(), first):
+            await events_of(engine, ask(range(20), 1, retention=retention))
+            await one.settle()
+            assert store.stats().records == store.given - before == 10
+
+
+async def test_saves_behind_the_end_of_a_sequence_leave_the_tail_of_its_blocks_to_go_first() -> None:
+    one = pool(MemoryStore())  # three blocks a batch
+    async with Engine(TinyRecipe(), one) as engine:
+        await events_of(engine, ask(range(60), 1))
+        await one.settle()
+        await events_of(engine, ask(range(100, 180), 1, retention=Retention(traffic="none")))
+        await one.store.forget(NamespaceFilter())  # type: ignore[union-attr]
+        again = await events_of(engine, ask(range(60), 1))
+    assert end_of(again).usage.cached.device == (64 - 40) * 2
 
 
 async def test_a_stop_string_ends_the_answer_and_the_count() -> None:

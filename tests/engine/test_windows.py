@@ -192,6 +192,17 @@ async def test_a_damaged_snapshot_costs_rows_and_no_token() -> None:
     assert (stats.records_damaged, stats.snapshots_restored, stats.rows_replayed) == (1, 0, 10)
 
 
+async def test_a_damaged_snapshot_is_taken_again_at_once() -> None:
+    store = Kept()
+    await turn(pool(store), PROMPT, 1)
+    damaged = [held for held in store._held.values() if held.id.endswith(b"snapshot")]
+    for held in damaged:
+        held.data = held.data[:-1] + bytes((held.data[-1] ^ 1,))
+    taken = len(store.snapshots())
+    await turn(pool(store), PROMPT, 1)
+    assert len(store.snapshots()) == taken + len(damaged) > taken
+
+
 async def test_only_what_is_worth_it_is_loaded() -> None:
     store = Kept()
     await turn(pool(store, snapshots="off"), PROMPT[:10], 1)
