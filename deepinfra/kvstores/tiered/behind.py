@@ -25,6 +25,9 @@ BATCH_NBYTES, BATCH_RECORDS = 8 << 20, 256
 MOST_TOUCHES = 1 << 14
 """Keys whose use may wait to be told; the oldest is left out beyond it."""
 
+TRUST_S = 60.0
+"""How long what a tier wrote or delivered is believed to be there: it may expire, be evicted or forgotten unheard."""
+
 POLL_S = 0.25
 """How often a tier that is passed by is looked at, so that a clock that is not the loop's is followed too."""
 
@@ -32,6 +35,13 @@ POLL_S = 0.25
 class _Waiting(NamedTuple):
     record: KVRecord
     since: float
+
+
+class _Written(NamedTuple):
+    """What a tier has, or had: how long it was to keep it (`None`: another process said), and until when it has it."""
+
+    retention: Retention | None
+    until: float
 
 
 class Behind:
@@ -49,7 +59,7 @@ class Behind:
         self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
         self._nbytes = 0
         self._touches: OrderedDict[BlockKey, tuple[Retention, float]] = OrderedDict()
-        self._written: Recent[Retention | None] = Recent()  # `None`: written by somebody else
+        self._written: Recent[_Written] = Recent()
         self._left_out: Recent[bool] = Recent()  # whether a filter did it
         self._changed, self._idle = anyio.Event(), anyio.Event()
         self._idle.set()
@@ -64,13 +74,14 @@ class Behind:
         if id_ in self._waiting:  # a new life begins; if it is just being written, by the touch
             again = replace(self._waiting[id_].record, retention=record.retention)
             self._waiting[id_] = _Waiting(again, self._clock.wall())
-        if id_ in self._waiting or id_ in self._written:
-            if id_ in self._written:
-                self._written.add(id_, record.retention)
+        written = self._written.get(id_)
+        if written is not None:
+            self._written.add(id_, written._replace(retention=record.retention))
+        if id_ in self._waiting or (written is not None and self._clock.wall() < written.until):
             self.touch((record.ref.key,), record.retention)
             return False
         orphaned = self._left_out.get(_parent(record))
-        filtered = orphaned if orphaned is not None else not self._admits(record, id_)
+        filtered = orphaned if orphaned is not None else written is None and not self._admits(record, id_)
         full = self._nbytes + record.ref.nbytes > self._capacity_nbytes
         if filtered or orphaned is not None or full:
             self._leave_out(id_, filtered)
@@ -98,14 +109,17 @@ class Behind:
 
     def delivered(self, refs: Sequence[RecordRef]) -> None:
         """Note that the tier has these: offered again, they need not be written."""
+        until = self._clock.wall() + TRUST_S
         for ref in refs:
-            self._written.add(_id(ref), self._written.get(_id(ref)))
+            before = self._written.get(_id(ref))
+            self._written.add(_id(ref), _Written(None if before is None else before.retention, until))
 
     def used(self, refs: Sequence[RecordRef]) -> None:
         """Tell the tier, some time, that a faster one delivered these: they live on here too."""
         for ref in refs:
-            if (retention := self._written.get(_id(ref))) is not None:
-                self.touch((ref.key,), retention)
+            written = self._written.get(_id(ref))
+            if written is not None and written.retention is not None:
+                self.touch((ref.key,), written.retention)
 
     def missed(self, keys: Sequence[BlockKey]) -> None:
         """The tier did not say that it holds these: offered again, they are given to it again, and it looks itself."""
@@ -210,7 +224,8 @@ class Behind:
         for record, rest in rests:
             id_ = self._take(record)
             if done and rest is not None:
-                self._written.add(id_, record.retention)
+                life_s = TRUST_S if rest.ttl_s is None else min(TRUST_S, rest.ttl_s)
+                self._written.add(id_, _Written(record.retention, self._clock.wall() + life_s))
             elif not done:
                 self._leave_out(id_, filtered=False)
         if not done:

@@ -43,6 +43,15 @@ async def test_the_data_of_a_save_may_be_reused_at_once(stack: Any) -> None:
         assert into == record.data
 
 
+async def test_what_died_below_is_written_again_when_it_is_saved_again(stack: Any) -> None:
+    async with stack() as s:
+        records = chain(*range(8), retention=Retention(ttl_s=1_000.0))
+        assert await saved_below(s, records) == 4
+        s.clock.advance(1_100.0)
+        assert await s.held_below(records) == 0
+        assert await saved_below(s, records) == 4
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_what_waits_is_written_on_leaving_even_if_everything_is_cancelled(stack: Any, cancelled: bool) -> None:
     written: list[KVRecord] = []
