@@ -11,6 +11,9 @@ __all__ = ("DAY_S", "Departed", "Lifetimes")
 
 DAY_S = 86_400.0
 
+MOST_S = 36_525 * DAY_S
+"""A life that is longer, or infinite, is a hundred years."""
+
 
 class Lifetimes(NamedTuple):
     """Seconds that records of each traffic class live.
@@ -27,9 +30,9 @@ class Lifetimes(NamedTuple):
         if retention.traffic == "none":
             return 0.0
         if retention.ttl_s is not None:
-            return max(0.0, retention.ttl_s, retention.least_s)
+            return min(MOST_S, max(0.0, retention.ttl_s, retention.least_s))
         life_s = {"default": self.default_s, "agent": self.agent_s, "chat": self.chat_s}[retention.traffic]
-        return max(life_s, retention.least_s)
+        return min(MOST_S, max(life_s, retention.least_s))
 
 
 class Departed:

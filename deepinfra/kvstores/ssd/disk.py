@@ -27,8 +27,12 @@ class Disk:
     """Plain calls; blocking, so they run in offloaded functions only; all but `close` raise OSError."""
 
     def open(self, path: Path, *, create: bool = False, write: bool = False) -> int:
-        """A file descriptor; files are created for their owner only, since token ids are in them."""
-        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        """A file descriptor; files are created for their owner only, since token ids are in them.
+
+        Links are not followed, since files are cut and written, and nothing is waited for that is no plain file.
+        """
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags |= (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         return os.open(path, flags, 0o600)
 
     def close(self, fd: int) -> None:
@@ -71,8 +75,9 @@ class Disk:
         return status.f_bavail * status.f_frsize
 
     def names(self, path: Path) -> list[str]:
-        """Names of all there is in a folder."""
-        return os.listdir(path)
+        """Names of the plain files in a folder."""
+        with os.scandir(path) as files:
+            return [file.name for file in files if file.is_file(follow_symlinks=False)]
 
     def files(self, path: Path) -> dict[str, Status]:
         """The plain files in a folder by name."""

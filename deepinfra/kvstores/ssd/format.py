@@ -11,6 +11,7 @@ without a loop. They name a record by the first half of its key; its header, whi
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import struct
 from collections.abc import Sequence
@@ -96,6 +97,15 @@ Rows: TypeAlias = np.ndarray[tuple[int], np.dtype[np.void]]
 
 MOST_NBYTES = (1 << 32) - 1
 """Bytes of a payload, and of a header, at most."""
+
+MOST_TOKENS = 1 << 20
+"""Token ids of a record at most: what a header claims is read into memory."""
+
+MOST_FOOTER_NBYTES = 256 << 20
+"""Of a footer at most, for the same reason; it lists four million records."""
+
+MOST_S = 1e12
+"""Times and lives are less, so that they can be stamped on files: 30,000 years."""
 
 FIXED_NBYTES = _RECORD.size
 SUM_NBYTES = _SUM.size
@@ -265,7 +275,7 @@ def writable(record: KVRecord) -> bool:
         and len(record.tenant.encode()) < 1 << 16
         and len(record.model.encode()) < 1 << 16
         and record.data.nbytes == record.ref.nbytes <= MOST_NBYTES
-        and len(record.tokens) <= MOST_NBYTES >> 3
+        and len(record.tokens) <= MOST_TOKENS
     )
 
 
@@ -315,7 +325,7 @@ def unpack_fixed(data: bytes | bytearray | memoryview) -> tuple[int, int] | None
     magic, version, kind, traffic, tenant, model, tokens, nbytes = _RECORD.unpack_from(data)[:8]
     if magic != _RECORD_MAGIC or version != VERSION or kind >= len(KINDS) or traffic >= len(TRAFFICS):
         return None
-    if nbytes > MOST_NBYTES or tokens > MOST_NBYTES >> 3:
+    if nbytes > MOST_NBYTES or tokens > MOST_TOKENS:
         return None
     return FIXED_NBYTES + tenant + model + 4 * tokens + SUM_NBYTES, nbytes
 
@@ -333,8 +343,17 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Header | None:
     if kind == 0:
         return Header("", b"", parent, Owner(namespace, "", ""), (), nbytes, *fields[11:])
     tokens = struct.unpack(f"<{num_tokens}I", body[tenant + model :])
-    owner = Owner(namespace, body[:tenant].decode(), body[tenant : tenant + model].decode())
+    owner = _owner(namespace, body[: tenant + model], tenant)
+    if owner is None or not all(math.isfinite(time) and abs(time) < MOST_S for time in fields[11:14]):
+        return None
     return Header(KINDS[kind], _id_of(key, kind), parent, owner, tokens, nbytes, *fields[11:])
+
+
+def _owner(namespace: bytes, names: bytes, tenant: int) -> Owner | None:
+    try:
+        return Owner(namespace, names[:tenant].decode(), names[tenant:].decode())
+    except UnicodeDecodeError:
+        return None
 
 
 def payload_sum(header: memoryview, id_: bytes, nbytes: int) -> bytes | None:
@@ -375,7 +394,8 @@ def read_trailer(tail: bytes | bytearray, file_nbytes: int) -> int | None:
         return None
     magic, version, owners, rows, offset, _ = _TRAILER.unpack(tail[-TRAILER_NBYTES:])
     least = rows * ROW.size + owners * _OWNER.size + TRAILER_NBYTES
-    if magic != _TRAILER_MAGIC or version != VERSION or offset + least > file_nbytes:
+    most = min(least + owners * 2 * 0xFFFF, MOST_FOOTER_NBYTES)
+    if magic != _TRAILER_MAGIC or version != VERSION or not least <= file_nbytes - offset <= most:
         return None
     return int(offset)
 
@@ -383,20 +403,34 @@ def read_trailer(tail: bytes | bytearray, file_nbytes: int) -> int | None:
 def unpack_footer(data: bytearray) -> tuple[bytearray, list[Owner]] | None:
     """Rows and owners of a footer read from its offset to the end of the file; `None` if it is damaged.
 
-    The rows are `data` itself, cut.
+    The rows are `data` itself, cut. A checksum is against damage only: whoever can write it may have written anything.
     """
     view = memoryview(data)
     good = xxhash.xxh3_128_digest(view[:-16]) == view[-16:]
     view.release()
     if not good:
         return None
-    _, _, num_owners, num_rows, _, _ = _TRAILER.unpack(data[-TRAILER_NBYTES:])
-    owners, at = [], num_rows * ROW.size
-    for _ in range(num_owners):
+    _, _, num_owners, num_rows, size, _ = _TRAILER.unpack(data[-TRAILER_NBYTES:])
+    owners, at, end = list[Owner](), num_rows * ROW.size, len(data) - TRAILER_NBYTES
+    while len(owners) < num_owners and at + _OWNER.size <= end:
         namespace, tenant, model = _OWNER.unpack_from(data, at)
         at += _OWNER.size
-        names = bytes(data[at : at + tenant + model])
-        owners.append(Owner(namespace, names[:tenant].decode(), names[tenant:].decode()))
+        owner = _owner(namespace, bytes(data[at : at + tenant + model]), tenant)
+        if owner is None:
+            return None
+        owners.append(owner)
         at += tenant + model
+    if len(owners) < num_owners or at != end:
+        return None
     del data[num_rows * ROW.size :]
-    return data, owners
+    return (data, owners) if _sensible(np.frombuffer(data, ROW_DTYPE), num_owners, size) else None
+
+
+def _sensible(rows: Rows, num_owners: int, size: int) -> bool:
+    """Whether all rows can be of records in the first `size` bytes of a file."""
+    header_nbytes, nbytes = rows["header_nbytes"].astype(np.uint64), rows["nbytes"].astype(np.uint64)
+    good = (rows["tag"] & 3 != 0) & (rows["tag"] >> 2 < num_owners) & (header_nbytes >= FIXED_NBYTES + SUM_NBYTES)
+    good &= (rows["offset"] <= size) & (rows["offset"] + header_nbytes + nbytes <= size)
+    for name in ("created", "expires", "life_s"):
+        good &= np.abs(rows[name]) < MOST_S
+    return bool(good.all())

@@ -22,6 +22,9 @@ MOST_DUE = 1 << 14
 """Records that may wait to be written again; one that finds no place is found again at its next use."""
 
 
+MOST_SERIAL = 10**17
+"""Larger ones in a folder are not counted on from: names with larger ones yet are no names."""
+
 PARTS = 16
 """Parts in which many rows are sorted, so that sorting takes little memory."""
 
@@ -111,7 +114,7 @@ class Index:
         self._number += 1
         segment.number = self._number
         self.segments[segment.number] = self.names[segment.name] = segment
-        self._serial = max(self._serial, segment.serial)
+        self._serial = max(self._serial, min(segment.serial, MOST_SERIAL))
 
     def adopt(self, found: Sequence[Segment]) -> None:
         """Fill an empty index with segments and all their rows, all live."""
