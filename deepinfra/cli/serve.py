@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
@@ -57,8 +58,8 @@ def serve(
     from deepinfra.registry import load_plugins
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if log_requests:
-        logging.getLogger("deepinfra.access").setLevel(logging.INFO)
+    logging.getLogger("deepinfra").setLevel(logging.INFO)
+    logging.getLogger("deepinfra.access").setLevel(logging.INFO if log_requests else logging.WARNING)
     registry = load_plugins()
     blueprint = blueprint_for(config, {"model": model, "host": host, "port": port}, registry=registry)
     if no_store:
@@ -222,6 +223,6 @@ def _print_plan(blueprint: Blueprint, engine: Engine) -> None:
 
 def _about_store(store: Part[KVStore]) -> str:
     options = store.options.model_dump()
-    where = f" in {options['path']}" if "path" in options else ""
+    where = f" in {Path(str(options['path'])).expanduser().absolute()}" if "path" in options else ""
     most = f", at most {nbytes_text(options['capacity_nbytes'])}" if "capacity_nbytes" in options else ""
     return f"{store.entry.name}{where}{most}"

@@ -79,7 +79,7 @@ def read_keys(path: str | Path) -> tuple[ApiKey, ...]:
     try:
         values = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no file of API keys {path}") from None
+        raise ConfigError(f"there is no file of API keys {path.absolute()}") from None
     except tomllib.TOMLDecodeError:  # whose message may quote the line
         raise ConfigError(f"{path} is no TOML file") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -50,7 +50,7 @@ def read_prefix(path: str | Path) -> Conversation:
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {path} for a public prefix") from None
+        raise ConfigError(f"there is no file {path.absolute()} for a public prefix") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {type(error).__name__}") from None
     said = _said(path, text) if path.suffix == ".json" else _File(system=text.removesuffix("\n").removesuffix("\r"))

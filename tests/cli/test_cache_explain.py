@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from deepinfra.cli import app
-from deepinfra.cli.cache.explain import _asker, _spec
+from deepinfra.cli.cache.explain import _asker, _document, _Explained, _spec
+from deepinfra.cli.cache.folder import Place
 from deepinfra.cli.cache.held import Held, Twin
 from deepinfra.core.request import GenerateRequest, TextInput
 from deepinfra.engine import Engine, Pool
@@ -120,6 +121,18 @@ def test_another_tenants_blocks_are_told_as_such(folder: Path) -> None:
     assert explanation.why == "never-seen"
     assert (twin.owner.tenant, twin.tokens) == ("public", len(ASKED) // BLOCK * BLOCK)
     assert "only the tenant differs" in twin.differs
+
+
+def test_behind_a_public_prefix_the_namespace_told_is_the_tenants_own(folder: Path) -> None:
+    ids, now = TinyRecipe().text(TextInput(ASKED)).ids, SystemClock().wall()
+    held = Held(folder, take_census(folder, now), now)
+
+    def namespace(public: int) -> object:
+        asker = _asker(pool_with(), TinyRecipe(), _spec(ids, "acme", "", public))
+        explanation = explanation_of(held.miss(asker), ids, TinyRecipe())
+        return _document(Place(folder, {}), _Explained(explanation, asker, []))["namespace"]
+
+    assert namespace(3 * BLOCK) == namespace(0)
 
 
 def test_a_salt_is_told_as_such(folder: Path) -> None:

@@ -167,11 +167,17 @@ def test_an_unreadable_gguf_is_one_sentence(home: Home) -> None:
     assert re.fullmatch(r"deepinfra: broken\.gguf .*\n", done.stderr)
 
 
-def test_a_store_in_use_by_another_server_is_one_sentence(home: Home) -> None:
-    with home.serving():
-        done = home.run("serve", "--port", "0")
-    assert done.returncode == 1
-    assert re.fullmatch(r"deepinfra: .*deepinfra/kv.*\n", done.stderr)
+def test_a_server_beside_another_finds_what_that_one_keeps(home: Home) -> None:
+    with home.serving() as first:
+        computed = ask(first).json()["usage"]["prompt_tokens"]
+        with home.serving() as second:
+            assert 0 < ask(second).json()["deepinfra"]["cached_tokens"]["ssd"] < computed
+
+
+def test_it_says_how_long_public_prefixes_are(home: Home) -> None:
+    (home.folder / "shop.txt").write_text("You keep the books of a small shop.")
+    with home.serving(DEEPINFRA_PUBLIC_PREFIXES='["shop.txt"]') as served:
+        assert re.search(r"public prefix 0 has [1-9][0-9]* tokens", served.head)
 
 
 def test_listening_for_other_machines_is_warned_about(home: Home) -> None:

@@ -144,11 +144,12 @@ def _asker(pool: Pool, recipe: Recipe, spec: SeqSpec) -> Asker:
 
 def _document(place: Place, explained: _Explained) -> dict[str, object]:
     from deepinfra.api.protocol import explanation_json
+    from deepinfra.core.kv import root_key
 
     return {
         "path": str(place.path),
         "tenant": explained.asker.namespace.tenant,
-        "namespace": explained.asker.parents[0].hex(),
+        "namespace": root_key(explained.asker.namespace).hex(),
         **explanation_json(explained.explanation),
         "elsewhere": [
             {
@@ -165,12 +166,14 @@ def _document(place: Place, explained: _Explained) -> dict[str, object]:
 
 
 def _print(place: Place, explained: _Explained) -> None:
+    from deepinfra.core.kv import root_key
+
     explanation, asker, twins = explained
     namespace = asker.namespace
     lines = [
         ("folder", str(place.path)),
         ("asked", f"{explanation.prompt_tokens} tokens in blocks of {explanation.block_size}, model {asker.model}"),
-        ("whose", f"tenant {namespace.tenant}, namespace {asker.parents[0].hex()[:12]}"),
+        ("whose", f"tenant {namespace.tenant}, namespace {root_key(namespace).hex()[:12]}"),
     ]
     tiers = ", ".join(
         f"{hit.count} blocks in {hit.tier}, the oldest saved {time_text(hit.age_s)} ago" for hit in explanation.tiers

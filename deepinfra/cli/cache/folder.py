@@ -75,7 +75,8 @@ def place_of(path: Path | None, config: Config, *, must_exist: bool = True) -> P
         place = places[0]
     if must_exist and not place.path.is_dir():
         raise ConfigError(
-            f"there is no folder {place.path}: nothing was saved yet, or the KV is elsewhere (--path, --config)"
+            f"there is no folder {place.path.absolute()}: "
+            "nothing was saved yet, or the KV is elsewhere (--path, --config)"
         )
     return place
 
