@@ -74,7 +74,9 @@ def _session(
     agent = traffic == "agent"
     head = rng.choice(systems)
     blocks, tail, at = list(head), 0, start  # whole blocks, tokens behind them
-    for turn in range(min(120, 1 + int(rng.expovariate(1 / (30 if agent else 5))))):
+    turns = min(120, 1 + int(rng.expovariate(1 / (30 if agent else 5))))
+    rng.randrange(8)  # a tenant, which nobody asks for; without it all that follows would be drawn otherwise
+    for turn in range(turns):
         new = int(rng.lognormvariate(7.5, 0.7)) if agent else int(rng.lognormvariate(5.5, 1.0))
         output = max(1, int(rng.lognormvariate(5.5, 0.8)))
         if turn and rng.random() < compact:
@@ -113,7 +115,7 @@ async def replay(
         store: Entered, with `clock` as its clock.
         clock: Moved to the time of each request.
         trace: By time.
-        nbytes: Of a record.
+        nbytes: Of a record, at most 32.
         retention: What a request's blocks are kept by.
 
     Returns:

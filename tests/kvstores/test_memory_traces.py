@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -25,6 +26,15 @@ JUST = 0.0005
 """A life in the figures includes its last millisecond, ours does not."""
 
 pytestmark = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+
+AGENTS = {
+    (1, 0.0): "7922c021b9d27bd8d7b102cf366b237a0b4a1536861d8307ea05d4c59da203ba",
+    (2, 0.0): "75d4935098ac609bb1a924327de22b64f83a4b801478c737cb19532cab04d76e",
+    (3, 0.0): "f135068a3d1196aa8f81dc0000ab08033faedce1f316b2806602114cb32f679e",
+    (1, 0.02): "6e061cc55d9f26acd303edede92f9377dab4343c98f22835df97cd131f3af2ae",
+}
+"""SHA-256 of what the independent program that agents were first made up by prints, by seed and chance of a summary."""
 
 
 def trace(name: str) -> list[TraceRequest]:
@@ -95,7 +105,7 @@ async def test_lives_hit_block_for_block_as_a_dictionary_of_times_does(name: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("blocks", [500, 5_000, 20_000])
+@pytest.mark.parametrize("blocks", [500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000])
 async def test_lru_has_the_published_hit_rates(name: str, blocks: int) -> None:
     requests = trace(name)
     assert percent(await hits_of(requests, blocks, "lru"), requests) == known(name)["lru_tail_first_pct"][str(blocks)]
@@ -103,7 +113,7 @@ async def test_lru_has_the_published_hit_rates(name: str, blocks: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("seconds", [60, 600, 1_800])
+@pytest.mark.parametrize("seconds", [60, 300, 600, 1_200, 1_800, 3_600])
 async def test_sliding_lives_have_the_published_hit_rates(name: str, seconds: int) -> None:
     requests = trace(name)
     hits = await hits_of(requests, 10**6, ttl_s=seconds + JUST)
@@ -137,6 +147,14 @@ async def test_the_default_policy_reaches_what_is_claimed_for_5000_blocks_in_bot
 async def test_the_default_policy_hits_no_less_than_lru_at_any_size(name: str, blocks: int) -> None:
     requests = trace(name)
     assert sum(await hits_of(requests, blocks)) >= sum(lru(requests, blocks))
+
+
+@pytest.mark.parametrize(("seed", "compact"), AGENTS)
+async def test_days_of_agents_are_those_of_the_program_they_are_compared_by(seed: int, compact: float) -> None:
+    digest = hashlib.sha256()
+    for request in agent_trace(seed, compact=compact):
+        digest.update(json.dumps(list(request), separators=(",", ":")).encode() + b"\n")
+    assert digest.hexdigest() == AGENTS[seed, compact]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -14,6 +11,7 @@ from deepinfra.interfaces.given import InlineOffload
 from deepinfra.kvstores import SsdStore
 from deepinfra.testing.clock import ManualClock
 from deepinfra.testing.kvrecords import chain, content, keys_of, load
+from deepinfra.testing.traces import agent_trace, replay
 
 DAY_S = 86_400.0
 HOUR_S = 3_600.0
@@ -162,63 +160,27 @@ async def test_renewing_keeps_to_the_cap(tmp_path: Path) -> None:
 # -- a trace of days --------------------------------------------------------------------------------
 
 
-class Turn(NamedTuple):
-    at: float
-    traffic: str
-    blocks: list[KVRecord]
-
-
-def sessions(seed: int, sessions: int, days: float, nbytes: int) -> Iterator[Turn]:
-    """Agents and chats over days: contexts that grow turn by turn, pauses of minutes, hours and nights."""
-    rng = random.Random(seed)
-    system = [[rng.randrange(1 << 30) for _ in range(2 * blocks)] for blocks in (24, 16, 8, 2)]
-    turns: list[tuple[float, str, list[int]]] = []
-    for _ in range(sessions):
-        agent = rng.random() < 0.7
-        tokens, at = list(rng.choice(system)), rng.uniform(0, days * DAY_S)
-        for _ in range(min(120, 1 + int(rng.expovariate(1 / (30 if agent else 5))))):
-            tokens = tokens + [rng.randrange(1 << 30) for _ in range(2 * rng.randint(0, 8 if agent else 2))]
-            turns.append((at, "agent" if agent else "chat", tokens))
-            at += rng.expovariate(1 / (12 if agent else 90))
-            if rng.random() < (0.03 if agent else 0.10):
-                at += rng.uniform(8, 40) * HOUR_S
-            elif rng.random() < (0.05 if agent else 0.20):
-                at += rng.uniform(300, 3_600)
-    for at, traffic, tokens in sorted(turns, key=lambda turn: turn[0]):
-        if at < days * DAY_S:
-            yield Turn(at, traffic, chain(*tokens, nbytes=nbytes, retention=Retention(traffic=traffic)))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
-    ("seed", "count"), [(1, 12), *(pytest.param(seed, 150, marks=pytest.mark.slow) for seed in (1, 2, 3))]
+    ("seed", "sessions"), [(1, 6), *(pytest.param(seed, 100, marks=pytest.mark.slow) for seed in (1, 2, 3))]
 )
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_days_of_agents_and_chats_are_written_little_more_than_once(
-    tmp_path: Path, seed: int, count: int
+    tmp_path: Path, seed: int, sessions: int
 ) -> None:
     clock = ManualClock()
-    start = clock.wall()
-    ever: set[bytes] = set()
-    used: dict[bytes, tuple[float, float]] = {}
-    forgotten = asked = 0
+    requests = agent_trace(seed, sessions=sessions)
     async with make(tmp_path, clock, capacity_nbytes=1 << 34) as store:
-        for at, traffic, blocks in sessions(seed, count, 8.0, 4_096):
-            clock.advance(start + at - clock.wall())
-            retention = Retention(traffic=traffic)  # type: ignore[arg-type]
-            keys = keys_of(blocks)
-            hits = len((await store.match(keys)).refs)
-            # A use is at most a quarter of a life back: its record is there, whatever its age.
-            sure = 0
-            while sure < len(keys) and keys[sure] in used and at < used[keys[sure]][0] + used[keys[sure]][1]:
-                sure += 1
-            assert hits >= sure
-            asked += sum(key in ever for key in keys)
-            forgotten += sum(key in ever for key in keys[hits:])
-            await store.touch(keys[:hits], retention)
-            await store.save(blocks)
-            ever.update(keys)
-            used.update(dict.fromkeys(keys, (at, DAYS[traffic] * DAY_S / 4)))
+        hits = await replay(store, clock, requests, nbytes=32)
         stats = store.stats()
     assert stats.renewed > 0
     assert stats.write_amplification <= 1.3
+    used: dict[int, float] = {}  # until when a block is there for sure
+    forgotten = asked = 0
+    for request, hit in zip(requests, hits, strict=True):
+        at = request.at_ms / 1000
+        sure = next((i for i, block in enumerate(request.blocks) if used.get(block, 0.0) <= at), len(request.blocks))
+        assert hit >= sure, "a use was at most a quarter of a life back: the record is there, whatever its age"
+        asked += sum(block in used for block in request.blocks)
+        forgotten += sum(block in used for block in request.blocks[hit:])
+        used.update(dict.fromkeys(request.blocks, at + DAYS[request.traffic] * DAY_S / 4))
     assert forgotten < 0.1 * asked
