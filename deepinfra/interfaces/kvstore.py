@@ -65,7 +65,10 @@ class KVStore(Component):
         """
 
     async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
-        """Tell that records were used above (in RAM or on the device), so that their life slides; default: nothing."""
+        """Tell that records were used above (in RAM or on the device), so that their life slides; default: nothing.
+
+        `keys` are of one sequence, in order: of the snapshots at their ends, only the last one is used.
+        """
 
     async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
         """Token ids of some held blocks that continue `parent` (a namespace's root: first blocks); default: none.

@@ -167,12 +167,16 @@ class MemoryStore(KVStore):
     async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
         """See `KVStore.touch`."""
         now, rank, ttl_s = self.clock.wall(), self._ranks.used(self.clock.now()), self._lifetimes.of(retention)
+        deepest: Held | None = None
         for i, key in enumerate(keys):
             if i % KEYS_PER_TURN == 0:
                 await checkpoint()
-            for id_ in (key, key + b"snapshot"):
-                if (held := self._get(id_, now)) is not None:
-                    held.use(rank, now + ttl_s)
+            if (held := self._get(key, now)) is not None:
+                held.use(rank, now + ttl_s)
+            if (snapshot := self._get(key + b"snapshot", now)) is not None:
+                deepest = snapshot
+        if deepest is not None:
+            deepest.use(rank, now + ttl_s)
 
     async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
         """See `KVStore.successors`."""
@@ -191,15 +195,16 @@ class MemoryStore(KVStore):
 
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         """See `KVStore.forget`."""
+        records = nbytes = 0
+        for i, id_ in enumerate(list(self._held)):
+            if i % KEYS_PER_TURN == 0:
+                await checkpoint()
+            held = self._held.get(id_)
+            if held is not None and which.tenant in ("", held.tenant) and which.model in ("", held.model):
+                self._drop(held)
+                records, nbytes = records + 1, nbytes + held.nbytes
         await checkpoint()
-        gone = [
-            held
-            for held in self._held.values()
-            if which.tenant in ("", held.tenant) and which.model in ("", held.model)
-        ]
-        for held in gone:
-            self._drop(held)
-        return Forgotten(records=len(gone), nbytes=sum(held.nbytes for held in gone))
+        return Forgotten(records=records, nbytes=nbytes)
 
     def stats(self) -> KVStats:
         """See `KVStore.stats`."""

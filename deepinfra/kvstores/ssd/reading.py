@@ -12,9 +12,9 @@ import xxhash
 from deepinfra.core.ids import BlockKey
 from deepinfra.core.kv import KVRecord, RecordRef, Retention
 from deepinfra.kvstores.ssd.disk import BUFFERS_PER_CALL, Disk, read_upto
-from deepinfra.kvstores.ssd.format import KEY_NBYTES, Entry, Header, payload_sum, unpack_header
+from deepinfra.kvstores.ssd.format import KEY_NBYTES, Entry, payload_sum, unpack_header
 
-__all__ = ("Piece", "read_header", "read_pieces", "read_records")
+__all__ = ("Piece", "read_pieces", "read_records")
 
 
 RUN_NBYTES = 1 << 20
@@ -54,19 +54,6 @@ def read_pieces(disk: Disk, path: Path, pieces: Sequence[Piece]) -> int:
     finally:
         disk.close(fd)
     return done
-
-
-def read_header(disk: Disk, path: Path, id_: bytes, entry: Entry) -> Header | None:
-    """A record's header, or `None` if it cannot be read or is another's."""
-    try:
-        fd = disk.open(path)
-        try:
-            header = unpack_header(read_upto(disk, fd, entry.header_nbytes, entry.offset))
-        finally:
-            disk.close(fd)
-    except OSError:
-        return None
-    return header if header is not None and header.id == id_ else None
 
 
 def read_records(disk: Disk, places: Sequence[tuple[Path, bytes, Entry]]) -> list[KVRecord | None]:

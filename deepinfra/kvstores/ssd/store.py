@@ -32,11 +32,10 @@ from deepinfra.kvstores.ssd.appending import Life
 from deepinfra.kvstores.ssd.disk import Disk
 from deepinfra.kvstores.ssd.folder import Folder
 from deepinfra.kvstores.ssd.follower import Follower, patiently
-from deepinfra.kvstores.ssd.format import record_id, snapshot_id
+from deepinfra.kvstores.ssd.format import Entry, record_id, snapshot_id
 from deepinfra.kvstores.ssd.index import Index
 from deepinfra.kvstores.ssd.listing import read_successors
 from deepinfra.kvstores.ssd.loader import Loader
-from deepinfra.kvstores.ssd.reading import read_header
 from deepinfra.kvstores.ssd.segment import Segment
 from deepinfra.kvstores.ssd.writer import FsyncPolicy, Limits, Writer
 
@@ -229,15 +228,24 @@ class SsdStore(KVStore):
     async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
         """See `KVStore.touch`. Records in the last quarter of such a life are written again before this returns."""
         now, life_s = self.clock.wall(), self._lifetimes.of(retention)
-        run = []
+        run: list[Segment] = []
+        deepest: tuple[bytes, Segment, Entry] | None = None  # the one snapshot that its sequence goes on from
+
+        def use(id_: bytes, segment: Segment, entry: Entry) -> None:
+            run.append(segment)
+            if retention.disk:
+                self._index.slide(id_, entry, now, retention.traffic, life_s)
+
         for i, key in enumerate(keys):
             if i % KEYS_PER_TURN == 0:
                 await checkpoint()
-            for id_ in (key, snapshot_id(key)) if self._index.snapshots else (key,):
-                if (place := self._index.seek(id_, now)) is not None:
-                    run.append(place[0])
-                    if retention.disk:
-                        self._index.slide(id_, place[1], now, retention.traffic, life_s)
+            if (place := self._index.seek(key, now)) is not None:
+                use(key, *place)
+            id_ = snapshot_id(key)
+            if self._index.snapshots and (place := self._index.seek(id_, now)) is not None:
+                deepest = id_, *place
+        if deepest is not None:
+            use(*deepest)
         self._index.use(run, now)
         if self._entered:
             await self._writer.renew()
@@ -266,14 +274,6 @@ class SsdStore(KVStore):
             written_nbytes=writer.written_nbytes,
             processes=self._follower.writers,
         )
-
-    async def tokens(self, key: BlockKey) -> tuple[int, ...] | None:
-        """Token ids of a block that is held, so that a miss behind it can be explained in text; `None`: not held."""
-        place = self._index.seek(key, self.clock.wall())
-        if place is None:
-            return None
-        header = await self.offload(read_header, self.disk, self.path / place[0].name, key, place[1])
-        return None if header is None else header.tokens
 
     async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
         """See `KVStore.successors`. Reads headers, from the youngest file on, until there are enough."""

@@ -68,17 +68,21 @@ class Behind:
 
     # -- what comes in --------------------------------------------------------------------------------
 
-    def wants(self, record: KVRecord) -> bool:
-        """Whether `put` should be called with a copy of the record now; counts what is left out."""
+    def wants(self, record: KVRecord, now: float) -> bool:
+        """Whether `put` should be called with a copy of the record now; counts what is left out.
+
+        What was given to one `save` has the same `now`: of what the tier has already it is told as of one use.
+        """
         id_ = _id(record.ref)
-        if id_ in self._waiting:  # a new life begins; if it is just being written, by the touch
+        if id_ in self._waiting:  # a new life begins; if it is just being written, it is written again
             again = replace(self._waiting[id_].record, retention=record.retention)
-            self._waiting[id_] = _Waiting(again, self._clock.wall())
+            self._waiting[id_] = _Waiting(again, now)
+            return False
         written = self._written.get(id_)
         if written is not None:
             self._written.add(id_, written._replace(retention=record.retention))
-        if id_ in self._waiting or (written is not None and self._clock.wall() < written.until):
-            self.touch((record.ref.key,), record.retention)
+        if written is not None and now < written.until:
+            self._use(record.ref.key, record.retention, now)
             return False
         orphaned = self._left_out.get(_parent(record))
         filtered = orphaned if orphaned is not None else written is None and not self._admits(record, id_)
@@ -100,12 +104,14 @@ class Behind:
         """Queue the news that records were used."""
         now = self._clock.wall()
         for key in keys:
-            self._touches[key] = (retention, now)
-            self._touches.move_to_end(key)
-            if len(self._touches) > MOST_TOUCHES:
-                self._touches.popitem(last=False)
-        if keys:
-            self._wake()
+            self._use(key, retention, now)
+
+    def _use(self, key: BlockKey, retention: Retention, now: float) -> None:
+        self._touches[key] = (retention, now)
+        self._touches.move_to_end(key)
+        if len(self._touches) > MOST_TOUCHES:
+            self._touches.popitem(last=False)
+        self._wake()
 
     def delivered(self, refs: Sequence[RecordRef]) -> None:
         """Note that the tier has these: offered again, they need not be written."""
@@ -116,10 +122,11 @@ class Behind:
 
     def used(self, refs: Sequence[RecordRef]) -> None:
         """Tell the tier, some time, that a faster one delivered these: they live on here too."""
+        now = self._clock.wall()
         for ref in refs:
             written = self._written.get(_id(ref))
             if written is not None and written.retention is not None:
-                self.touch((ref.key,), written.retention)
+                self._use(ref.key, written.retention, now)
 
     def missed(self, keys: Sequence[BlockKey]) -> None:
         """The tier did not say that it holds these: offered again, they are given to it again, and it looks itself."""
@@ -210,18 +217,22 @@ class Behind:
     async def _write(self) -> None:
         batch: list[_Waiting] = []
         nbytes = 0
-        for record, since in self._waiting.values():
-            if batch and (nbytes + record.ref.nbytes > BATCH_NBYTES or len(batch) == BATCH_RECORDS):
+        for one in self._waiting.values():
+            if batch and (nbytes + one.record.ref.nbytes > BATCH_NBYTES or len(batch) == BATCH_RECORDS):
                 break
-            batch.append(_Waiting(record, since))
-            nbytes += record.ref.nbytes
+            batch.append(one)
+            nbytes += one.record.ref.nbytes
         if batch:
             await self._write_batch(batch)
 
     async def _write_batch(self, batch: Sequence[_Waiting]) -> None:
-        rests = [(record, self._rest(record.retention, since)) for record, since in batch]
-        done = await self.guard.save([replace(record, retention=rest) for record, rest in rests if rest is not None])
-        for record, rest in rests:
+        rests = [self._rest(record.retention, since) for record, since in batch]
+        lives = zip(batch, rests, strict=True)
+        done = await self.guard.save([replace(one.record, retention=rest) for one, rest in lives if rest is not None])
+        for one, rest in zip(batch, rests, strict=True):
+            record = one.record
+            if done and self._waiting[_id(record.ref)] is not one:
+                continue
             id_ = self._take(record)
             if done and rest is not None:
                 life_s = TRUST_S if rest.ttl_s is None else min(TRUST_S, rest.ttl_s)

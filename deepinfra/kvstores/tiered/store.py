@@ -231,7 +231,7 @@ class TieredStore(KVStore):
     async def save(self, records: Sequence[KVRecord]) -> None:
         """See `KVStore.save`; the first tier has the records when this returns."""
         first: list[KVRecord] = []
-        copied = COPY_NBYTES
+        copied, now = COPY_NBYTES, self.clock.wall()
         for record in records:
             if copied >= COPY_NBYTES:
                 copied = 0
@@ -239,7 +239,9 @@ class TieredStore(KVStore):
             if record.retention.traffic == "none":
                 continue
             self._snapshots = self._snapshots or record.ref.kind == "snapshot"
-            wanted = [behind for behind in self._behind if _may_have(behind.guard, record) and behind.wants(record)]
+            wanted = [
+                behind for behind in self._behind if _may_have(behind.guard, record) and behind.wants(record, now)
+            ]
             if wanted:
                 record = replace(record, data=memoryview(bytes(record.data)))
                 copied += record.ref.nbytes

@@ -289,12 +289,16 @@ async def test_after_one_tenant_all_others_can_be_forgotten(tmp_path: Path) -> N
 # -- the rest -------------------------------------------------------------------------------------
 
 
-async def test_tokens_of_a_record_can_be_read_back(tmp_path: Path) -> None:
-    async with make(tmp_path) as store:
-        await store.save(RECORDS)
-    async with make(tmp_path) as store:
-        assert await store.tokens(RECORDS[3].ref.key) == (6, 7)
-        assert await store.tokens(chain(8, 8)[0].ref.key) is None
+async def test_of_the_snapshots_of_a_long_chat_only_the_last_one_lives_on(tmp_path: Path) -> None:
+    blocks, snapshots = chain(*range(8)), chain(*range(8), kind="snapshot")
+    store = make(tmp_path)
+    async with store:
+        await store.save(blocks + snapshots[:3])
+        store.clock.advance(0.8 * 86_400)
+        await store.touch(keys_of(blocks), Retention())
+        store.clock.advance(0.8 * 86_400)
+        match = await store.match(keys_of(blocks))
+        assert (len(match.refs), match.snapshots) == (4, (2,))
 
 
 async def test_a_folder_that_stays_locked_is_refused_in_one_sentence(

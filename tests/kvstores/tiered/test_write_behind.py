@@ -52,6 +52,27 @@ async def test_what_died_below_is_written_again_when_it_is_saved_again(stack: An
         assert await saved_below(s, records) == 4
 
 
+async def test_what_is_saved_again_while_it_is_written_gets_its_new_life(stack: Any) -> None:
+    async with stack() as s:
+        records = chain(1, 2, retention=Retention(ttl_s=1_000.0))
+        save, begun, go = s.below.save, anyio.Event(), anyio.Event()
+
+        async def slow(given: list[KVRecord]) -> None:
+            s.below.save = save
+            await save(given)
+            begun.set()
+            await go.wait()
+
+        s.below.save = slow
+        await s.store.save(records)
+        await begun.wait()
+        s.clock.advance(1_100.0)
+        await s.store.save(records)
+        go.set()
+        await s.store.flush()
+        assert await s.held_below(records) == 1
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_what_waits_is_written_on_leaving_even_if_everything_is_cancelled(stack: Any, cancelled: bool) -> None:
     written: list[KVRecord] = []
