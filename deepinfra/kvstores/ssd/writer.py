@@ -60,8 +60,9 @@ SWEEP_S = 1.0
 """Seconds between looks for segments in which nothing lives."""
 
 PATIENCE_S, FORGET_PATIENCE_S = 1.0, 10.0
-"""Seconds to wait for another process's lock before records are dropped, and before a file is not overwritten but
-removed. Locks are held for milliseconds; longer only by a process that is stopped or whose disk hangs."""
+"""Seconds to wait for another process's lock before records are dropped, and before files are not overwritten but
+removed, the rest without waiting. Locks are held for milliseconds; longer only by a process that is stopped or whose
+disk hangs."""
 
 
 class Limits(NamedTuple):
@@ -162,9 +163,12 @@ class Writer:
             await self._patiently(self._folder.settle)
         finished = await self._follower.follow() and finished
         later = self._follower.erase(erased)  # what others had saved since the last look
+        patience_s = FORGET_PATIENCE_S
         for name in dict.fromkeys((*found, *later)):
-            if (segment := self._index.names.get(name)) is not None:
-                await self._scrub(segment, erased)
+            if (segment := self._index.names.get(name)) is not None and not await self._scrub(
+                segment, erased, patience_s
+            ):
+                patience_s = 0.0
         finished = await self._announce(erased, done=True) and finished
         if not finished and erased not in self._follower.unfinished:
             self._follower.unfinished.append(erased)
@@ -364,22 +368,24 @@ class Writer:
         del self._open[segment.group]
         self._follower.mine.discard(segment.name)
 
-    async def _scrub(self, segment: Segment, erased: Erased) -> None:
-        """Overwrite what was forgotten in a file, or remove it."""
+    async def _scrub(self, segment: Segment, erased: Erased, patience_s: float) -> bool:
+        """Overwrite what was forgotten in a file, or remove it; false if it was locked all the time."""
         if segment.name in self._follower.mine:
             await self._seal(segment)
-        clean = False
+        clean, locked = False, False
         if segment.live or segment.living:
-            with suppress(OSError):
-                clean = await patiently(
-                    self._offload, FORGET_PATIENCE_S, scrub, self._folder, segment.name, segment.size, erased
-                )
+            args = self._folder, segment.name, segment.size, erased
+            try:
+                clean = await patiently(self._offload, patience_s, scrub, *args)
+            except OSError as error:
+                locked = isinstance(error, BlockingIOError)
         if not clean:
             await self._remove([segment], "evicted")
             if self._index.names.get(segment.name) is segment:
                 await self._let_go(segment, "evicted")
                 self._follower.mine.add(segment.name)  # no look may find it again
                 self._doomed.append(segment)
+        return not locked
 
     async def _discard(self, segment: Segment) -> None:
         """Give up a file to which nothing could be appended."""

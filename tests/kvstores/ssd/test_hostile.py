@@ -17,6 +17,7 @@ from deepinfra.errors import ResourceError
 from deepinfra.interfaces.given import InlineOffload
 from deepinfra.kvstores import SsdStore
 from deepinfra.kvstores.ssd import format as form
+from deepinfra.kvstores.ssd import writer
 from deepinfra.kvstores.ssd.census import take_census
 from deepinfra.kvstores.ssd.checking import check_file
 from deepinfra.kvstores.ssd.disk import Disk
@@ -165,3 +166,37 @@ def test_opening_a_pipe_does_not_wait_for_who_writes_to_it(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "pipe")
     disk = Disk()
     disk.close(disk.open(tmp_path / "pipe"))
+
+
+class Locked(Disk):
+    """A disk on which somebody who is stopped holds the folder's lock from some time on."""
+
+    calls = -1
+
+    def lock(self, path: Path) -> int:
+        if self.calls < 0 or path.name != "lock":
+            return super().lock(path)
+        self.calls += 1
+        raise BlockingIOError
+
+
+async def test_forgetting_waits_for_a_lock_once_not_for_every_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "FORGET_PATIENCE_S", 0.05)
+    monkeypatch.setattr(writer, "PATIENCE_S", 0.0)
+    store = make(tmp_path)
+    store.disk = disk = Locked()
+    async with store:
+        for first in range(100, 1300, 100):
+            await store.save(chain(first, first, tenant="a", nbytes=3_000) + chain(first, first, nbytes=3_000))
+        files = len(list(tmp_path.glob("*.kvseg")))
+        assert files > 10
+        store._writer._patience_s = 0.0
+        disk.calls = 0
+        assert (await store.forget(NamespaceFilter(tenant="a"))).records == 12
+        assert disk.calls < 2 * files + 10, "one wait is half a dozen calls"
+        disk.calls = -1
+    assert not any(
+        content(chain(1200, 1200, tenant="a", nbytes=3_000)[0].ref) in p.read_bytes() for p in tmp_path.iterdir()
+    )
