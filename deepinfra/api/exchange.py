@@ -70,8 +70,12 @@ async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
 
 
 def _fingerprint(engine: Engine) -> str:
-    facts = (engine.recipe.version, *(pool.executor.identity for pool in engine.pools))
-    return f"fp_{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+    facts: list[object] = [engine.recipe.version]
+    for pool in engine.pools:
+        facts.append(pool.executor.identity)
+        if any(group.kind == "window" for group in pool.executor.layout.groups):
+            facts.append(pool.replay)
+    return f"fp_{hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:16]}"
 
 
 class Exchange:

@@ -63,7 +63,7 @@ class Received:
 class Head:
     """What every object of one answer repeats.
 
-    `fingerprint` stands for weights, numerics and recipe: while it stays, a seed repeats its answer.
+    `fingerprint` stands for weights, numerics, recipe and replay: while it stays, a seed repeats its answer.
     """
 
     id: str
