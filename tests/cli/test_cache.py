@@ -166,6 +166,12 @@ def test_a_store_inside_another_is_found(folder: Path, tmp_path: Path) -> None:
     assert document("stats")["records"] == 18
 
 
+def test_a_folder_that_pools_share_is_one_folder(folder: Path, tmp_path: Path) -> None:
+    pools = [f'[[{kind}]]\nstore = {{ use = "ssd", path = "{folder}" }}\n' for kind in ("prefill", "decode")]
+    (tmp_path / "deepinfra.toml").write_text("".join(pools))
+    assert document("stats")["records"] == 18
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

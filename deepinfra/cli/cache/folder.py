@@ -82,10 +82,11 @@ def place_of(path: Path | None, config: Config, *, must_exist: bool = True) -> P
 
 
 def configured_folders(blueprint: Blueprint) -> list[Place]:
-    """Folders of all ssd stores, those inside other stores too."""
+    """Folders of all ssd stores, those inside other stores too; one that pools share is there once."""
     stores = [part for pool in blueprint.pools if pool.store for part in pool.store.flat() if part.entry.name == "ssd"]
     every = [part.options.model_dump() for part in stores]
-    return [Place(Path(str(options["path"])).expanduser(), options) for options in every]
+    places = [Place(Path(str(options["path"])).expanduser(), options) for options in every]
+    return list({place.path.resolve(): place for place in reversed(places)}.values())[::-1]
 
 
 @contextmanager
