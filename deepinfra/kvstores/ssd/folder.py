@@ -282,6 +282,11 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
+        """Hold the folder's lock; blocking calls.
+
+        Raises:
+            BlockingIOError: Somebody else holds it.
+        """
         fd = self.disk.lock(self.path / LOCK)
         try:
             yield
