@@ -328,6 +328,22 @@ def test_an_import_keeps_the_configured_cap(folder: Path, tmp_path: Path) -> Non
     assert document("stats")["disk_nbytes"] <= 16_000
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["path", "config"])
+def test_an_import_removes_nothing_of_a_folder_that_is_larger_than_the_cap(
+    folder: Path, tmp_path: Path, told: bool
+) -> None:
+    run("export", "out.dikv", "--path", str(folder), "--tenant", "b")
+    full = tmp_path / "full"
+    save(full, *(chain(*range(start, start + 20), tenant="c", nbytes=4_000) for start in range(0, 200, 20)))
+    before = document("stats", "--path", str(full))
+    (tmp_path / "deepinfra.toml").write_text('[pool.store]\nuse = "ssd"\npath = "full"\ncapacity_nbytes = 100_000\n')
+    done = run("import", "out.dikv", *(["--path", str(full)] if told else []))
+    assert done.exit_code == 0
+    assert "0 records saved" in done.stdout
+    assert "left out" in done.stderr
+    assert document("stats", "--path", str(full))["records"] == before["records"] == 100
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "rubbish"])
 def test_a_hostile_file_is_an_error_and_costs_nothing(folder: Path, tmp_path: Path, damage: str) -> None:
     run("export", "out.dikv", "--path", str(folder), "--tenant", "b")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import anyio
 import typer
@@ -27,6 +28,9 @@ Tenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="Only reco
 ModelName = Annotated[str, typer.Option("--model", metavar="NAME", help="Only records of the model of this name.")]
 
 _BATCH_NBYTES, _BATCH_RECORDS = 32 << 20, 256
+
+_FILE_NBYTES = 8192
+"""Beside its data: a header, a row, and where it begins a file that file's footer and last block."""
 
 
 def export(
@@ -102,7 +106,10 @@ def import_(
 ) -> None:
     """Save the records of a file in a folder, made if it is not there; a server may run meanwhile.
 
-    Caps and quotas of the configured store hold, so older records may have to go; records expire when they would have.
+    Nothing of others goes for it: import stops where the folder would become larger than the configured cap, or than it
+    is already. With --path, cap and quotas are those of the configured store too, or the default ones if none is
+    configured: if that cap is smaller than the running server's, name the server's configuration with --config.
+    Records expire when they would have.
     Import only files that you trust: a record is what a model remembers of a prompt, and answers go on from there.
     Exits 1 if the file is damaged or of another kind; records before the damage are saved.
 
@@ -112,12 +119,14 @@ def import_(
     if path is not None:
         place = _limits_of(place, config)
     before, after, counted = anyio.run(_import, place, file)
-    saved, expired = after.saved - before.saved, counted[1]
+    saved, expired = after.saved - before.saved, counted.expired
     dropped = after.dropped - before.dropped
-    held = counted[0] - expired - saved - dropped
+    held = counted.read - expired - saved - dropped
     typer.echo(
         f"{saved} records saved in {place.path}, {held} were held already, {expired} had expired, {dropped} had no room"
     )
+    if counted.full:
+        typer.echo(f"the rest of {file} was left out: {counted.full}", err=True)
 
 
 def _limits_of(place: Place, config: Config) -> Place:
@@ -130,32 +139,87 @@ def _limits_of(place: Place, config: Config) -> Place:
     return place._replace(options={**options, "path": str(place.path)})
 
 
-async def _import(place: Place, file: Path) -> tuple[KVStats, KVStats, tuple[int, int]]:
-    """Statistics before and after; records read, and how many of them had expired."""
+class _Counted(NamedTuple):
+    """Records that were read, how many of them had expired, and why the rest of the file was not; empty: all was."""
+
+    read: int
+    expired: int
+    full: str = ""
+
+
+async def _import(place: Place, file: Path) -> tuple[KVStats, KVStats, _Counted]:
+    """Statistics before and after, and what was read."""
     from deepinfra.kvstores.portable import read_portable
 
+    room = _room_of(place)
     read = expired = 0
+    full = ""
     batch: list[KVRecord] = []
     nbytes = 0
     with file.open("rb") as source, advancing(f"{file}: reading", os.fstat(source.fileno()).st_size) as advance:
-        async with _store(place) as store:
+        async with _store(room.place) as store:
             before = store.stats()
             try:
                 for portable in _named(file, read_portable(source)):
-                    read += 1
                     left_s = portable.expires - now()
                     advance(portable.record.ref.nbytes)
                     if left_s <= 0:
-                        expired += 1
+                        read, expired = read + 1, expired + 1
                         continue
-                    batch.append(_until(portable.record, left_s))
-                    nbytes += portable.record.ref.nbytes
-                    if nbytes >= _BATCH_NBYTES or len(batch) >= _BATCH_RECORDS:
+                    most = _most_nbytes(portable.record)
+                    if nbytes >= _BATCH_NBYTES or len(batch) >= _BATCH_RECORDS or room.full(store, nbytes + most):
                         await store.save(batch)
                         batch, nbytes = [], 0
+                        if full := room.full(store, most):
+                            break
+                    batch.append(_until(portable.record, left_s))
+                    read, nbytes = read + 1, nbytes + most
             finally:
                 await store.save(batch)
-            return before, store.stats(), (read, expired)
+            return before, store.stats(), _Counted(read, expired, full)
+
+
+class _Room(NamedTuple):
+    """How far an import may fill a folder.
+
+    Attributes:
+        place: The folder, with a cap and no floor that make nothing go for it.
+        capacity_nbytes: Its size at most.
+        floor_nbytes: Bytes to leave free on its file system.
+    """
+
+    place: Place
+    capacity_nbytes: int
+    floor_nbytes: int
+
+    def full(self, store: SsdStore, nbytes: int) -> str:
+        """Why there is no room for so many bytes; empty: there is."""
+        if store.stats().nbytes + nbytes > self.capacity_nbytes:
+            return f"the folder may not become larger than {nbytes_text(self.capacity_nbytes)}"
+        if self.floor_nbytes and shutil.disk_usage(self.place.path).free < self.floor_nbytes + nbytes:
+            return f"{nbytes_text(self.floor_nbytes)} are to stay free on its file system"
+        return ""
+
+
+def _room_of(place: Place) -> _Room:
+    from deepinfra.kvstores.options import SsdStoreOptions
+
+    options = SsdStoreOptions.model_validate({**place.options, "path": str(place.path)})
+    files = place.path.iterdir() if place.path.is_dir() else ()
+    present = sum(file.stat().st_blocks * 512 for file in files if file.suffix == ".kvseg")
+    capacity = max(options.capacity_nbytes, present)
+    # Twice that, since running servers may have claimed room that they have not written yet.
+    bounds = {
+        "capacity_nbytes": 2 * capacity,
+        "segment_nbytes": min(options.segment_nbytes, capacity // 8),
+        "min_free_nbytes": 0,
+    }
+    return _Room(place._replace(options={**place.options, **bounds}), capacity, options.min_free_nbytes)
+
+
+def _most_nbytes(record: KVRecord) -> int:
+    """What a record may take on disk: a file of its own has its own block and footer."""
+    return record.ref.nbytes + 4 * len(record.tokens) + _FILE_NBYTES
 
 
 def _named(file: Path, records: Iterator[Portable]) -> Iterator[Portable]:
