@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import tempfile
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -18,57 +16,28 @@ from hypothesis import strategies as st
 from deepinfra.core.kv import KVRecord, NamespaceFilter, Retention
 from deepinfra.interfaces.given import InlineOffload
 from deepinfra.kvstores import SsdStore
-from deepinfra.kvstores.ssd.disk import Disk
 from deepinfra.kvstores.ssd.format import tag_of
 from deepinfra.testing.clock import ManualClock
+from deepinfra.testing.disks import FaultyDisk
 from deepinfra.testing.kvrecords import chain, content, keys_of, load
 
 CAP, QUOTA = 120_000, 40_000
 TENANTS = ("a", "b", "limited")
 
 
-class Failing(Disk):
+FAULTS = "EIO", "ENOSPC", "short"
+
+
+class Failing(FaultyDisk):
     """Fails every `one_in`-th call or so, and writes or reads less than it was asked to."""
 
     def __init__(self, seed: int) -> None:
-        self.rng, self.one_in = random.Random(seed), 0
+        rng = random.Random(seed)
+        super().__init__(rng, lambda call, number: self._strike(rng))
+        self.one_in = 0
 
-    def _strike(self) -> bool:
-        return bool(self.one_in) and self.rng.randrange(self.one_in) == 0
-
-    def _fail(self) -> None:
-        if self._strike():
-            raise OSError(self.rng.choice([errno.EIO, errno.ENOSPC]), "injected")
-
-    def open(self, path: Path, *, create: bool = False, write: bool = False) -> int:
-        self._fail()
-        return super().open(path, create=create, write=write)
-
-    def pwritev(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> int:
-        self._fail()
-        if self._strike():
-            buffers = [memoryview(buffers[0]).cast("B")[: max(1, len(buffers[0]) // 2)]]
-        return super().pwritev(fd, buffers, offset)
-
-    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
-        self._fail()
-        return super().preadv(fd, buffers, offset)
-
-    def truncate(self, fd: int, nbytes: int) -> None:
-        self._fail()
-        super().truncate(fd, nbytes)
-
-    def unlink(self, path: Path) -> None:
-        self._fail()
-        super().unlink(path)
-
-    def stamp(self, path: Path | int, time_ns: int) -> None:
-        self._fail()
-        super().stamp(path, time_ns)
-
-    def files(self, path: Path) -> dict[str, Any]:
-        self._fail()
-        return super().files(path)
+    def _strike(self, rng: random.Random) -> str:
+        return rng.choice(FAULTS) if self.one_in and rng.randrange(self.one_in) == 0 else ""
 
 
 class Pair:
@@ -122,7 +91,7 @@ class Pair:
         files = b"".join(path.read_bytes() for path in self.folder.iterdir())
         for record in self.ever[tenant].values():
             data = content(record.ref)
-            assert not any(data[at : at + 64] in files for at in range(0, len(data) - 64, 64))
+            assert not any(data[at : at + 32] in files for at in range(0, len(data) - 31, 32)), "no 64 bytes anywhere"
 
 
 who = st.integers(0, 1)
