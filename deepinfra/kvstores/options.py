@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, model_validator
@@ -13,6 +14,16 @@ from deepinfra.kvstores.tiered.admission import parse_rule
 __all__ = ("MemoryStoreOptions", "SsdStoreOptions", "TierOptions", "TieredStoreOptions", "WriteOptions")
 
 _TTL = Lifetimes()
+
+
+def _folder(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a path has no NUL in it")
+    try:
+        Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{text.split('/')[0]} is no user's home: {error}") from None
+    return text
 
 
 class MemoryStoreOptions(BaseModel):
@@ -39,7 +50,9 @@ class SsdStoreOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    path: str = Field("~/.cache/deepinfra/kv", min_length=1, description="Folder; several servers may share it.")
+    path: Annotated[str, AfterValidator(_folder)] = Field(
+        "~/.cache/deepinfra/kv", min_length=1, description="Folder; several servers may share it."
+    )
     capacity_nbytes: int = Field(10 << 30, gt=0, description="Bytes on disk at most, dead bytes included.")
     segment_nbytes: int = Field(64 << 20, gt=0, description="Bytes after which a file is sealed.")
     fsync: Literal["none", "interval", "always"] = Field("interval", description="When files are synced to the disk.")

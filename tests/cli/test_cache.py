@@ -133,6 +133,19 @@ def test_du_counts_a_renewed_record_once(tmp_path: Path) -> None:
     assert document("du", "--path", str(tmp_path))["total"]["records"] == len(OF_A)
 
 
+def test_names_that_others_chose_do_nothing_to_a_terminal(tmp_path: Path) -> None:
+    save(tmp_path, chain(*range(4), tenant="a\x1b[2J\u202eb\x9b"))
+    result = CliRunner().invoke(app, ["cache", "du", "--path", str(tmp_path)], color=True, obj={})
+    assert result.exit_code == 0
+    assert "a\\x1b[2J\\u202eb\\x9b" in result.output
+
+
+def test_a_path_in_nobodys_home_is_refused() -> None:
+    result = run("stats", "--path", "~nobody-of-this-name/kv")
+    assert isinstance(result.exception, ConfigError)
+    assert "no user's home" in str(result.exception)
+
+
 def test_du_refuses_an_unknown_key(folder: Path) -> None:
     assert run("du", "--path", str(folder), "--by", "colour").exit_code == 2
 

@@ -29,3 +29,9 @@ def test_every_option_is_described_and_others_are_refused(store: type, options: 
         options(capacity=1)
     with pytest.raises(ValidationError):
         options(capacity_nbytes=0)
+
+
+@pytest.mark.parametrize(("path", "why"), [("~nobody-of-this-name/kv", "no user's home"), ("/tmp/\0kv", "no NUL")])
+def test_a_folder_that_cannot_be_is_refused_by_name(path: str, why: str) -> None:
+    with pytest.raises(ValidationError, match=f"(?s)path.*{why}"):
+        SsdStoreOptions(path=path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from deepinfra.cli.cache.folder import AsJson, PathOption, Place, census_of, now, place_of, time_text
+from deepinfra.cli.cache.folder import AsJson, PathOption, Place, census_of, now, place_of, time_text, visible
 from deepinfra.cli.progress import nbytes_text
 from deepinfra.cli.setup import Config
 
@@ -67,7 +67,7 @@ def du(
         groups = [{**dict(zip(keys, names, strict=True)), "records": n, "nbytes": b} for names, n, b in rows]
         typer.echo(json.dumps({"path": str(place.path), "by": keys, "groups": groups, "total": total}))
         return
-    lines = [(*names, str(records), nbytes_text(nbytes)) for names, records, nbytes in rows]
+    lines = [(*map(visible, names), str(records), nbytes_text(nbytes)) for names, records, nbytes in rows]
     lines.append(("total", *[""] * (len(keys) - 1), str(total["records"]), nbytes_text(total["nbytes"])))
     _print_table((*keys, "records", "bytes"), lines, left=len(keys))
 

@@ -17,8 +17,10 @@ from deepinfra.cli.cache.folder import (
     advancing,
     census_of,
     configured_folders,
+    expanded,
     now,
     time_text,
+    visible,
 )
 from deepinfra.cli.prompts import ApiOption, RecipeName, prompt_of, requests_of
 from deepinfra.cli.setup import Config, blueprint_for, fetch_models
@@ -83,7 +85,7 @@ def explain(
 
 
 def _place(blueprint: Blueprint, path: Path | None) -> Place:
-    places = [Place(path.expanduser(), {})] if path is not None else configured_folders(blueprint)
+    places = [Place(expanded(path), {})] if path is not None else configured_folders(blueprint)
     if not places:
         raise ConfigError("the configuration keeps no KV on a disk; name the folder to look into with --path")
     if not places[0].path.is_dir():
@@ -184,17 +186,13 @@ def _print(place: Place, explained: _Explained) -> None:
     ]
     if (differs := explanation.differs) is not None:
         lines += [
-            ("  both", _visible(f"…{differs.before}")),
-            ("  asked", _visible(differs.asked)),
-            ("  held", _visible(differs.held)),
+            ("  both", visible(f"…{differs.before}")),
+            ("  asked", visible(differs.asked)),
+            ("  held", visible(differs.held)),
         ]
     for twin in twins[:_TWINS]:
-        words = f"{twin.tokens} of these tokens are held for tenant {twin.owner.tenant} with {twin.owner.model}"
+        whose = f"tenant {visible(twin.owner.tenant)} with {visible(twin.owner.model)}"
+        words = f"{twin.tokens} of these tokens are held for {whose}"
         lines.append(("elsewhere", f"{words}, saved {time_text(twin.age_s)} ago: {twin.differs}"))
     for name, text in lines:
         typer.echo(f"{name:11}  {text}")
-
-
-def _visible(text: str) -> str:
-    """On one line, with line breaks to be seen."""
-    return json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"')

@@ -24,9 +24,11 @@ __all__ = (
     "advancing",
     "census_of",
     "configured_folders",
+    "expanded",
     "now",
     "place_of",
     "time_text",
+    "visible",
 )
 
 PathOption = Annotated[
@@ -64,7 +66,7 @@ def place_of(path: Path | None, config: Config, *, must_exist: bool = True) -> P
         ConfigError: The configuration has no folder, or several; or it is not there.
     """
     if path is not None:
-        place = Place(path.expanduser(), {})
+        place = Place(expanded(path), {})
     else:
         places = configured_folders(blueprint_for(config, {}))
         if not places:
@@ -79,6 +81,18 @@ def place_of(path: Path | None, config: Config, *, must_exist: bool = True) -> P
             "nothing was saved yet, or the KV is elsewhere (--path, --config)"
         )
     return place
+
+
+def expanded(path: Path) -> Path:
+    """A path told on the command line, `~` expanded.
+
+    Raises:
+        ConfigError: It is in the home of nobody.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigError(f"--path {path}: {path.parts[0]} is no user's home") from None
 
 
 def configured_folders(blueprint: Blueprint) -> list[Place]:
@@ -123,3 +137,8 @@ def time_text(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(0.0, seconds):.0f} s"
+
+
+def visible(text: str) -> str:
+    """On one line, with line breaks to be seen; what others wrote does nothing to the terminal it is shown on."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
