@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,17 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Every test that waits runs on both backends."""
     backend: str = request.param
     return backend
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """A store that is late is a miss; on a loaded machine that would be any. Tests of late ones say what is late."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deepinfra.engine.pool._MATCH_TIMEOUT_S", 30.0)
+        patch.setattr("deepinfra.engine.pool._LOOK_TIMEOUT_S", 30.0)
+        patch.setattr("deepinfra.kvstores.tiered.guard.MATCH_S", 30.0)
+        patch.setattr("deepinfra.kvstores.ssd.store.LOOK_S", 30.0)
+        yield
 
 
 @pytest.fixture(scope="session")

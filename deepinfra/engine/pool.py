@@ -197,6 +197,7 @@ class Pool(AsyncContextManagerMixin):
                 self._fail(PoolFailedError(f"one of its parts raised {type(error).__name__}; the log says more"))
                 return
             self._stepper = None
+            self._roster.loading.clear()  # those of loads that were cancelled before they began
             healthy = self._tally.steps - steps_before >= _HEALTHY_STEPS or self.clock.now() - entered_at >= _HEALTHY_S
             in_a_row = 1 if healthy else in_a_row + 1
             self._losses += 1

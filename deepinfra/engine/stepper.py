@@ -185,11 +185,12 @@ class Stepper:
         live = self._roster.lives.get(seq)
         if live is not None and live.source is not None and seq in self._roster.fetchable:
             self._roster.fetchable.discard(seq)
+            # Not in the task, which may begin only after the next plan: then the sequence would not wait for it.
+            self._roster.loading.add(seq)
             self._tasks.start_soon(self._load, live, live.source)
 
     async def _load(self, live: Live, source: Source) -> None:
         """Run one load; a store that raises although it must not is a miss."""
-        self._roster.loading.add(live.spec.seq)
         try:
             with anyio.move_on_after(_LOAD_TIMEOUT_S) as scope:
                 await self.loader.run(live, source, self._roster.wake.set)

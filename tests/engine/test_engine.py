@@ -3,9 +3,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from deepinfra.core.conversation import Conversation, Message, TextPart
 from deepinfra.core.events import Event, Failed, TextDelta
@@ -13,6 +15,7 @@ from deepinfra.core.kv import KVRecord, NamespaceFilter, Retention
 from deepinfra.core.request import GenerateRequest, TextInput
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.engine import Engine, Pool
+from deepinfra.engine.stepper import Stepper
 from deepinfra.errors import (
     ConfigError,
     ContextLengthError,
@@ -86,6 +89,24 @@ async def test_a_restarted_engine_finds_the_prompt_in_its_store(tmp_path: Path) 
         second = await events_of(engine, ask(range(20), 4))
     assert tokens_of(first) == tokens_of(second)
     assert end_of(second).usage.cached.store == {"ssd": 19}
+
+
+async def test_a_sequence_waits_for_a_load_that_begins_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Stepper._load
+
+    async def late(self: Stepper, *of: Any) -> None:
+        for _ in range(20):
+            self._roster.wake.set()
+            await checkpoint()
+        await load(self, *of)
+
+    monkeypatch.setattr(Stepper, "_load", late)
+    async with Engine(TinyRecipe(), pool(SsdStore(tmp_path))) as engine:
+        await events_of(engine, ask(range(20), 4))
+        assert await engine.drain(5)
+    async with Engine(TinyRecipe(), pool(SsdStore(tmp_path))) as engine:
+        events = await events_of(engine, ask(range(20), 4))
+    assert end_of(events).usage.cached.store == {"ssd": 19}
 
 
 @pytest.mark.parametrize("num_blocks", [22, 24, 26, 28])
