@@ -230,6 +230,17 @@ def test_without_a_folder_it_says_where_it_looked(tmp_path: Path) -> None:
     assert str(tmp_path / "gone") in str(done.exception)
 
 
+def test_which_of_several_folders_must_be_told(tmp_path: Path) -> None:
+    (tmp_path / "asked.json").write_text('{"prompt": "hi"}')
+    pools = [f'[[{kind}]]\nstore = {{ use = "ssd", path = "{tmp_path / kind}" }}\n' for kind in ("prefill", "decode")]
+    (tmp_path / "two.toml").write_text("".join(pools))
+    (tmp_path / "prefill").mkdir()
+    options = [str(tmp_path / "asked.json"), "--config", str(tmp_path / "two.toml")]
+    done = CliRunner().invoke(app, ["cache", "explain", "-", *options], obj={})
+    assert isinstance(done.exception, ConfigError)
+    assert "several folders" in str(done.exception)
+
+
 def test_a_request_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "asked.json").write_text('{"messages": "hi"}')
     done = CliRunner().invoke(app, ["cache", "explain", "-", str(tmp_path / "asked.json")], obj={})

@@ -16,15 +16,13 @@ from deepinfra.cli.cache.folder import (
     Place,
     advancing,
     census_of,
-    configured_folders,
-    expanded,
     now,
+    place_of,
     time_text,
     visible,
 )
 from deepinfra.cli.prompts import ApiOption, RecipeName, prompt_of, requests_of
 from deepinfra.cli.setup import Config, blueprint_for, fetch_models
-from deepinfra.errors import ConfigError
 
 if TYPE_CHECKING:
     from deepinfra.cli.cache.held import Asker, Twin
@@ -75,22 +73,13 @@ def explain(
         "recipe": None if recipe_name is None else {"use": recipe_name},
     }
     blueprint = blueprint_for(config, keywords)
-    place = _place(blueprint, path)
+    place = place_of(path, blueprint)
     fetch_models(blueprint)
     for explained in anyio.run(_explain, blueprint, place, asked, tenant):
         if as_json:
             typer.echo(json.dumps(_document(place, explained), ensure_ascii=False))
         else:
             _print(place, explained)
-
-
-def _place(blueprint: Blueprint, path: Path | None) -> Place:
-    places = [Place(expanded(path), {})] if path is not None else configured_folders(blueprint)
-    if not places:
-        raise ConfigError("the configuration keeps no KV on a disk; name the folder to look into with --path")
-    if not places[0].path.is_dir():
-        raise ConfigError(f"there is no folder {places[0].path}: nothing was saved yet, or it is elsewhere (--path)")
-    return places[0]
 
 
 async def _explain(blueprint: Blueprint, place: Place, asked: list[GenerateRequest], tenant: str) -> list[_Explained]:

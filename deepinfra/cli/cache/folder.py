@@ -54,12 +54,12 @@ class Place(NamedTuple):
         return value if isinstance(value, int) else None
 
 
-def place_of(path: Path | None, config: Config, *, must_exist: bool = True) -> Place:
+def place_of(path: Path | None, config: Config | Blueprint, *, must_exist: bool = True) -> Place:
     """The folder to look into.
 
     Args:
         path: As told on the command line.
-        config: The configuration file; read only if `path` is not told.
+        config: The configuration, or its file; read only if `path` is not told.
         must_exist: Whether a folder that is not there is an error.
 
     Raises:
@@ -68,7 +68,8 @@ def place_of(path: Path | None, config: Config, *, must_exist: bool = True) -> P
     if path is not None:
         place = Place(expanded(path), {})
     else:
-        places = configured_folders(blueprint_for(config, {}))
+        blueprint = blueprint_for(config, {}) if config is None or isinstance(config, Path) else config
+        places = configured_folders(blueprint)
         if not places:
             raise ConfigError("the configuration keeps no KV on a disk; name the folder to look into with --path")
         if len(places) > 1:
