@@ -137,6 +137,21 @@ def test_bounded_replay_is_what_its_mask_form_says(hybrid: str, made: Any, passe
     assert (ours - expected).abs().max() <= 1e-4
 
 
+def test_hits_that_end_inside_at_and_past_a_window_replay_as_said(hybrid: str, made: Any, passes: Any) -> None:
+    path, model = made(hybrid)
+    whole, window = passes(path), model.config.sliding_window
+    text = tokens(6 * window)
+    expected = whole(text)
+    inside, at = (window - 1) // SIZE * SIZE, window + -window % SIZE
+    for prefix in (SIZE, inside, at, at + SIZE, 2 * at, 4 * at + SIZE):
+        ours = behind(passes, path, text, prefix, exact_rows(whole.config), [])
+        left = len(text) - prefix + 1
+        assert (ours[-left:] - expected[-left:]).abs().max() <= 1e-4, prefix
+        first = max(0, prefix - window)
+        masked = mask_form(model, text, prefix, first)[first:]
+        assert (behind(passes, path, text, prefix, window, []) - masked).abs().max() <= 1e-4, prefix
+
+
 @pytest.mark.parametrize("rows", ["exact", "bounded"])
 def test_the_error_of_replay_is_that_of_its_name(rows: str, hybrid: str, made: Any, passes: Any) -> None:
     """Exact replay changes no greedy token; bounded replay moves logits, which is what makes it an approximation."""
@@ -153,6 +168,7 @@ def test_the_error_of_replay_is_that_of_its_name(rows: str, hybrid: str, made: A
         seen += len(ours)
     worst, mean = torch.cat(differences).max().item(), torch.cat(differences).mean().item()
     said = f"{rows} on {hybrid}: largest {worst:.2g}, mean {mean:.2g}, {equal} of {seen} greedy tokens equal"
+    print(said)
     if rows == "exact":
         assert worst <= 1e-4, said
         assert equal == seen, said
