@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 import pytest
 
+from deepinfra.core.kv import NamespaceFilter
+from deepinfra.kvstores import SsdStore
 from deepinfra.kvstores.ssd.format import tag_of
+from deepinfra.testing.kvrecords import chain, content, load
 
 ROOT = Path(__file__).parents[3]
 CAP, QUOTA = 48 << 20, 6 << 20
@@ -214,3 +217,42 @@ def test_two_processes_share_a_folder_for_a_minute_while_one_is_killed_every_fiv
     assert soak.most > 0.8 * CAP
     assert max(delays) < 5.0
     assert all(soak.total(name, "foreign") > 100 for name in "ab")
+
+
+WRITER = """
+import sys, anyio
+from deepinfra.kvstores import SsdStore
+from deepinfra.testing.kvrecords import chain
+async def main():
+    async with SsdStore(sys.argv[1], segment_nbytes=200_000, min_free_nbytes=0) as store:
+        for i in range(10_000):
+            for tenant in ("tenant-hunted", "others"):
+                await store.save(chain(i, i, i, i, tenant=tenant))
+            print(i, flush=True)
+            await anyio.sleep(0.002)
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_no_byte_is_left_of_what_was_forgotten_while_another_process_writes(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT) as child:
+        assert child.stdout is not None
+        async with SsdStore(tmp_path, segment_nbytes=200_000, min_free_nbytes=0) as store:
+            saved = 0
+            for _ in range(3):
+                first = saved
+                while saved < first + 40:
+                    saved = int(child.stdout.readline())
+                assert (await store.forget(NamespaceFilter(tenant="tenant-hunted"))).records > 0
+                files = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.exists())
+                for i in range(saved + 1):
+                    for record in chain(i, i, i, i, tenant="tenant-hunted"):
+                        data = content(record.ref)
+                        assert not any(data[at : at + 32] in files for at in range(0, len(data) - 31, 800)), i
+        child.kill()
+        child.wait()
+        async with SsdStore(tmp_path, segment_nbytes=200_000, min_free_nbytes=0) as store:
+            for i in range(saved + 1):
+                records = chain(i, i, i, i, tenant="others")
+                assert await load(store, [r.ref for r in records]) == [content(r.ref) for r in records]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deepinfra.core.kv import NamespaceFilter, Retention
 from deepinfra.errors import ConfigError
-from deepinfra.kvstores import MemoryStore, Tier, TieredStore
+from deepinfra.kvstores import MemoryStore, SsdStore, Tier, TieredStore
 from deepinfra.testing.kvrecords import NBYTES, chain, content, keys_of, load
 
 
@@ -138,6 +139,27 @@ async def test_forget_reaches_every_tier_and_what_waits(stack: Any) -> None:
         assert (forgotten.records, forgotten.nbytes >= 4 * NBYTES) == (4, True)
         await s.store.flush()
         assert (await s.held_below(mine), await s.held_below(others)) == (0, 4)
+
+
+async def test_no_byte_of_a_forgotten_tenant_is_on_any_disk_of_the_tiers(tmp_path: Path) -> None:
+    mine, others = chain(*range(20), tenant="tenant-mine"), chain(*range(20), tenant="others")
+    late = chain(*range(50, 60), tenant="tenant-mine")
+    disks = [SsdStore(tmp_path / name, min_free_nbytes=0) for name in ("fast", "slow")]
+    async with TieredStore([MemoryStore(), *disks]) as store:
+        await store.save([record for pair in zip(mine, others, strict=True) for record in pair])
+        await store.flush()
+        await store.save(late)  # waits for both disks, or is on its way
+        await store.forget(NamespaceFilter(tenant="tenant-mine"))
+        await store.flush()
+        assert await load(store, [mine[0].ref]) == await load(store, [late[0].ref]) == []
+        assert await load(store, [r.ref for r in others]) == [content(r.ref) for r in others]
+        for name in ("fast", "slow"):
+            files = b"".join(path.read_bytes() for path in (tmp_path / name).iterdir())
+            assert content(others[0].ref) in files
+            assert b"tenant-mine" not in files
+            for record in mine + late:
+                data = content(record.ref)
+                assert not any(data[at : at + 32] in files for at in range(0, len(data) - 31, 32)), "64 bytes are left"
 
 
 async def test_accounts_tell_of_each_tier(stack: Any) -> None:
