@@ -17,9 +17,9 @@ from deepinfra.kvstores.quotas import Quotas
 from deepinfra.kvstores.ssd.appending import Life, unlink_all
 from deepinfra.kvstores.ssd.claims import MOST_CLAIMS
 from deepinfra.kvstores.ssd.disk import Disk
+from deepinfra.kvstores.ssd.erasing import Eraser
 from deepinfra.kvstores.ssd.folder import Folder, Unheard, Wish
 from deepinfra.kvstores.ssd.follower import Follower, patiently
-from deepinfra.kvstores.ssd.forgetting import scrub
 from deepinfra.kvstores.ssd.format import (
     KINDS,
     PREFIX_NBYTES,
@@ -59,10 +59,9 @@ SYNC_NBYTES, SYNC_S = 16 << 20, 5.0
 SWEEP_S = 1.0
 """Seconds between looks for segments in which nothing lives."""
 
-PATIENCE_S, FORGET_PATIENCE_S = 1.0, 10.0
-"""Seconds to wait for another process's lock before records are dropped, and before files are not overwritten but
-removed, the rest without waiting. Locks are held for milliseconds; longer only by a process that is stopped or whose
-disk hangs."""
+PATIENCE_S = 1.0
+"""Seconds to wait for another process's lock before records are dropped. Locks are held for milliseconds; longer only
+by a process that is stopped or whose disk hangs."""
 
 
 class Limits(NamedTuple):
@@ -97,7 +96,7 @@ class Writer:
         self._limits, self._quotas = limits, quotas
         self._lock = Lock()
         self._open: dict[Group, Segment] = {}  # the one written last at the end
-        self._doomed: list[Segment] = []  # to be forgotten, and could be neither overwritten nor removed
+        self._eraser = Eraser(self, index, folder, follower, offload)
         self._next_sweep = 0.0
         self._patience_s = PATIENCE_S
         self.saved = self.dropped = self.renewed = 0
@@ -110,7 +109,7 @@ class Writer:
     @property
     def disk_nbytes(self) -> int:
         """Bytes that the folder's files of records take on disk at most, as far as is known."""
-        return sum(segment.disk_nbytes for segment in (*self._index.segments.values(), *self._doomed))
+        return sum(segment.disk_nbytes for segment in (*self._index.segments.values(), *self._eraser.doomed))
 
     async def begin(self) -> None:
         """Bring what was found in the folder within the limits."""
@@ -122,7 +121,7 @@ class Writer:
         """Seal what is open."""
         async with self._lock:
             for segment in list(self._open.values()):
-                await self._seal(segment)
+                await self.seal(segment)
 
     async def save(self, lives: Sequence[Life]) -> None:
         """Append records that are not held, batch by batch; a cancelled call leaves between batches."""
@@ -152,28 +151,8 @@ class Writer:
         forgotten = Forgotten(records=0, nbytes=0)
         async with self._lock:
             with CancelScope(shield=True):
-                forgotten = await self._forget(Erased.of(which))
+                forgotten = await self._eraser.forget(Erased.of(which))
         return forgotten
-
-    async def _forget(self, erased: Erased) -> Forgotten:
-        await self._follower.follow()
-        found = self._follower.erase(erased)
-        finished = await self._announce(erased, done=False)
-        with suppress(OSError):
-            await self._patiently(self._folder.settle)
-        finished = await self._follower.follow() and finished
-        later = self._follower.erase(erased)  # what others had saved since the last look
-        patience_s = FORGET_PATIENCE_S
-        for name in dict.fromkeys((*found, *later)):
-            if (segment := self._index.names.get(name)) is not None and not await self._scrub(
-                segment, erased, patience_s
-            ):
-                patience_s = 0.0
-        finished = await self._announce(erased, done=True) and finished
-        if not finished and erased not in self._follower.unfinished:
-            self._follower.unfinished.append(erased)
-        gone = [*found.values(), *later.values()]
-        return Forgotten(records=sum(records for records, _ in gone), nbytes=sum(nbytes for _, nbytes in gone))
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -216,7 +195,7 @@ class Writer:
                     if batch:
                         break
                     if segment:
-                        await self._seal(segment)
+                        await self.seal(segment)
                         segment = None
                 if life.again or self._quotas.take(record.tenant, more, self._clock.now()):
                     batch[id_] = life
@@ -300,7 +279,7 @@ class Writer:
                 return False
             args = segment.name, segment.fd, segment.size, list(batch.values()), sync, self._follower.heard
             try:
-                segment.fd, kept = await self._patiently(self._folder.append, *args)
+                segment.fd, kept = await self.patiently(self._folder.append, *args)
                 break
             except Unheard:
                 if not await self._heed():
@@ -335,7 +314,7 @@ class Writer:
 
     async def _create(self, group: Group) -> Segment:
         if len(self._open) >= MOST_CLAIMS:
-            await self._seal(next(iter(self._open.values())))
+            await self.seal(next(iter(self._open.values())))
         traffic, hour, tag = group
         segment = Segment(traffic, hour, self._index.next_serial(), self._folder.writer, tag)
         segment.synced_at = self._clock.now()
@@ -344,7 +323,7 @@ class Writer:
         self._open[group] = segment
         return segment
 
-    async def _seal(self, segment: Segment) -> None:
+    async def seal(self, segment: Segment) -> None:
         """Write the footer and close the file; where that fails somebody's look seals it later."""
         fd = segment.fd
         segment.rows = bytearray(segment.rows)  # without the room that it grew into
@@ -353,7 +332,7 @@ class Writer:
             nbytes = footer_nbytes(len(rows) // ROW.size, segment.owners)
             args = segment.name, fd, segment.size, rows, segment.owners, segment.used, self._follower.heard
             try:
-                segment.sealed = await self._patiently(self._folder.seal, *args)
+                segment.sealed = await self.patiently(self._folder.seal, *args)
             except Unheard:
                 if await self._heed():
                     continue
@@ -368,32 +347,13 @@ class Writer:
         del self._open[segment.group]
         self._follower.mine.discard(segment.name)
 
-    async def _scrub(self, segment: Segment, erased: Erased, patience_s: float) -> bool:
-        """Overwrite what was forgotten in a file, or remove it; false if it was locked all the time."""
-        if segment.name in self._follower.mine:
-            await self._seal(segment)
-        clean, locked = False, False
-        if segment.live or segment.living:
-            args = self._folder, segment.name, segment.size, erased
-            try:
-                clean = await patiently(self._offload, patience_s, scrub, *args)
-            except OSError as error:
-                locked = isinstance(error, BlockingIOError)
-        if not clean:
-            await self._remove([segment], "evicted")
-            if self._index.names.get(segment.name) is segment:
-                await self._let_go(segment, "evicted")
-                self._follower.mine.add(segment.name)  # no look may find it again
-                self._doomed.append(segment)
-        return not locked
-
     async def _discard(self, segment: Segment) -> None:
         """Give up a file to which nothing could be appended."""
-        await self._remove([segment], "")
+        await self.remove([segment], "")
         if segment.name in self._index.names:  # it is still there, and is nobody's: the next look reads it
-            await self._let_go(segment, "")
+            await self.let_go(segment, "")
 
-    async def _remove(self, segments: Sequence[Segment], why: str) -> None:
+    async def remove(self, segments: Sequence[Segment], why: str) -> None:
         """Remove files, and from the index those that are gone; `why` is a word of `Match.missed`."""
         fds = [segment.fd for segment in segments]
         paths = [self._folder.path / segment.name for segment in segments]
@@ -401,9 +361,10 @@ class Writer:
         for segment, is_gone in zip(segments, gone, strict=True):
             segment.fd = None
             if is_gone:
-                await self._let_go(segment, why)
+                await self.let_go(segment, why)
 
-    async def _let_go(self, segment: Segment, why: str) -> None:
+    async def let_go(self, segment: Segment, why: str) -> None:
+        """Take a file that is gone, or not to be found again, out of the index."""
         if self._index.names.get(segment.name) is segment:
             await self._follower.drop(segment, why)
         if self._open.get(segment.group) is segment:
@@ -422,17 +383,11 @@ class Writer:
         over = [segment for segment in segments if segment.over(now)]
         ours = self._follower.mine
         empty = [s for s in segments if not s.live and (s.sealed or s.name in ours) and not s.over(now)]
-        unfinished, self._follower.unfinished = self._follower.unfinished, []
-        for erased in unfinished:
-            await self._forget(erased)
-        doomed, self._doomed = self._doomed, []
-        for segment in doomed:
-            (gone,) = await self._offload(unlink_all, self._disk, [self._folder.path / segment.name])
-            self._doomed += [] if gone else [segment]
+        await self._eraser.again()
         if over:
-            await self._remove(over, "expired")
+            await self.remove(over, "expired")
         if empty:
-            await self._remove(empty, "")
+            await self.remove(empty, "")
 
     async def _reserve(self, wish: Wish) -> None:
         """Have room claimed, if there is room; then `Folder.claims` says how much the file may take."""
@@ -440,24 +395,15 @@ class Writer:
         used = self._index.touched | {segment.name: segment.used for segment in mine}
         fds = {segment.name: segment.fd for segment in mine if segment.fd is not None}
         try:
-            evicted = await self._patiently(self._folder.reserve, wish, used, fds)
+            evicted = await self.patiently(self._folder.reserve, wish, used, fds)
         except OSError:
             return
         for name in evicted:
             if (segment := self._index.names.get(name)) is not None:
                 segment.fd = None
-                await self._let_go(segment, "evicted")
+                await self.let_go(segment, "evicted")
 
     # -- other processes ----------------------------------------------------------------------------
-
-    async def _announce(self, erased: Erased, *, done: bool) -> bool:
-        """Tell all processes what is forgotten; false if that cannot be."""
-        args = erased, self._follower.heard, done
-        try:
-            self._follower.heed(*await self._patiently(self._folder.announce, *args))
-        except OSError:
-            return False
-        return True
 
     async def _heed(self) -> bool:
         """Heed what others announced; false if it cannot be read."""
@@ -467,7 +413,7 @@ class Writer:
             return False
         return True
 
-    async def _patiently(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+    async def patiently(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run a function that may find something locked; who was locked out once is not waited for again."""
         try:
             done = await patiently(self._offload, self._patience_s, function, *args)

@@ -16,8 +16,8 @@ from deepinfra.core.kv import NamespaceFilter
 from deepinfra.errors import ResourceError
 from deepinfra.interfaces.given import InlineOffload
 from deepinfra.kvstores import SsdStore
+from deepinfra.kvstores.ssd import erasing, writer
 from deepinfra.kvstores.ssd import format as form
-from deepinfra.kvstores.ssd import writer
 from deepinfra.kvstores.ssd.census import take_census
 from deepinfra.kvstores.ssd.checking import check_file
 from deepinfra.kvstores.ssd.disk import Disk
@@ -183,7 +183,7 @@ class Locked(Disk):
 async def test_forgetting_waits_for_a_lock_once_not_for_every_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "FORGET_PATIENCE_S", 0.05)
+    monkeypatch.setattr(erasing, "FORGET_PATIENCE_S", 0.05)
     monkeypatch.setattr(writer, "PATIENCE_S", 0.0)
     store = make(tmp_path)
     store.disk = disk = Locked()
