@@ -65,6 +65,8 @@ class Answer:
                 self._written = live.written if delta.tokens else 0
                 if live.miss is not None and delta.tokens:
                     self._explain(live.miss)
+            if live.approximate and not self._cached.approximate:
+                self._cached = replace(self._cached, approximate=True)
             self._measure(live, delta)
             hit = self._take(delta)
             if hit:

@@ -83,6 +83,7 @@ class Live:
         prefill_only: Ends after the first sampled token, keeping its blocks for a handoff.
         over: Takes no part in further steps.
         cached: Prompt tokens that were not computed, fixed at the first opening.
+        approximate: It began again behind windows that are approximations, or began with such: no cached token says so.
         written: Prompt tokens that were computed and can be found again, fixed at the first opening.
         matcher: Where it stands in its constraint: behind the last of `tokens`.
         miss: Where the search for its blocks ended, if it is to be explained.
@@ -112,6 +113,7 @@ class Live:
     matcher: Matcher | None = None
     public: PublicBlocks | None = None
     miss: Miss | None = None
+    approximate: bool = False
     _tokens_out: list[int] = field(default_factory=list)
     _probs_out: list[TokenProbs] = field(default_factory=list)
     _ending: Ending | None = None

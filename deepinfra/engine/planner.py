@@ -193,6 +193,8 @@ class Planner:
         self._snapshots.resumed(live, resume, cached)
         if resume.slot >= 0:
             draft.restored.append(resume.slot)
+        if start > 0 and self._snapshots.plan.mode == "bounded" and (live.opened_before or resume.slot < 0):
+            live.approximate = True
         if not live.opened_before:
             live.opened_before = True
             live.cached = self._cached(live, keys, start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 import anyio
 import anyio.lowlevel
@@ -118,15 +119,19 @@ class Stream:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far over all choices; the prompt counts once, cached and written as choice 0 found it."""
+        """Tokens so far over all choices; the prompt counts once, cached and written as choice 0 found it.
+
+        One choice that is an approximation makes the answer one.
+        """
         usages = self._usage.values()
         if not usages:
             return Usage(prompt_tokens=len(self.prompt.ids))
+        cached = self._usage[0].cached if 0 in self._usage else CachedTokens()
         return Usage(
             prompt_tokens=len(self.prompt.ids),
             completion_tokens=sum(usage.completion_tokens for usage in usages),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
-            cached=self._usage[0].cached if 0 in self._usage else CachedTokens(),
+            cached=replace(cached, approximate=any(usage.cached.approximate for usage in usages)),
             cache_write_tokens=self._usage[0].cache_write_tokens if 0 in self._usage else 0,
         )
 

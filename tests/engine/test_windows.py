@@ -10,6 +10,7 @@ from typing import Any, Self
 import pytest
 from anyio.lowlevel import checkpoint
 
+from deepinfra.core.events import Finished
 from deepinfra.core.ids import SeqId
 from deepinfra.core.kv import KVGroup, KVLayout, KVRecord, KVStats, Loaded, RecordRef, Retention, root_key
 from deepinfra.core.request import SeqSpec
@@ -272,6 +273,32 @@ async def test_bounded_replay_is_labelled_and_has_a_cache_of_its_own() -> None:
         second = end_of(await events_of(engine, ask(PROMPT, 1))).usage.cached
     assert (first.total, first.approximate) == (0, False)
     assert (second.total, second.approximate) == (40 - 4, True)
+
+
+async def test_an_answer_is_labelled_if_any_choice_of_it_is_an_approximation() -> None:
+    async with Engine(TinyRecipe(), pool(replay="bounded")) as engine:
+        async with engine.generate(ask(PROMPT, 6, n=2)) as stream:
+            ends = [event async for event in stream if isinstance(event, Finished)]
+    assert [end.usage.cached.approximate for end in ends if end.choice == 0] == [False]
+    assert [end.usage.cached.approximate for end in ends if end.choice == 1] == [True]
+    assert stream.usage.cached.approximate
+
+
+async def test_what_goes_on_behind_bounded_replay_once_it_was_preempted_is_labelled() -> None:
+    executor = ToyExecutor(num_blocks=32, block_size=2, max_step_tokens=16, max_seqs=8, windows=WINDOWS)
+    prompts = [tuple(random.Random(seed).randrange(200) for _ in range(20)) for seed in range(2)]
+    one = Pool(Fcfs(), executor, replay="bounded")
+    async with (
+        Engine(TinyRecipe(), one) as engine,
+        engine.generate(ask(prompts[0], 16)) as older,
+        engine.generate(ask(prompts[1], 40)) as younger,
+    ):
+        exact, approximate = [event async for event in older], [event async for event in younger]
+    assert one.stats().preemptions > 0
+    assert tokens_of(exact) == expected(prompts[0], 16)
+    assert not end_of(exact).usage.cached.approximate
+    assert tokens_of(approximate) != expected(prompts[1], 40), "it went on behind blocks that it found again"
+    assert end_of(approximate).usage.cached.approximate
 
 
 def test_the_replay_mode_is_in_the_namespace_where_there_are_windows() -> None:
