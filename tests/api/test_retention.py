@@ -248,7 +248,7 @@ async def test_in_memory_is_on_no_disk_and_is_found_in_memory(tmp_path: Path, ki
             await pool.settle()
     found, in_ram = answer["deepinfra"], "ram" in stores
     assert set(found["cached_tokens"]) == ({"device", "ram"} if in_ram else {"device"})
-    assert (found["cached_tokens"].get("ram", 0) >= 40) == in_ram
+    assert (found["cached_tokens"].get("ram", 0) >= 24) == in_ram  # the device keeps the head
     assert (found["cached_age_s"].get("ram", -1.0) >= 0) == in_ram
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     rows = [b"".join(token.to_bytes(4, "little") for token in ids[at : at + 4]) for at in range(len(ids) - 4)]
