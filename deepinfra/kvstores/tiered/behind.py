@@ -226,6 +226,7 @@ class Behind:
             await self._write_batch(batch)
 
     async def _write_batch(self, batch: Sequence[_Waiting]) -> None:
+        begun = self._clock.wall()
         rests = [self._rest(record.retention, since) for record, since in batch]
         lives = zip(batch, rests, strict=True)
         done = await self.guard.save([replace(one.record, retention=rest) for one, rest in lives if rest is not None])
@@ -236,7 +237,7 @@ class Behind:
             id_ = self._take(record)
             if done and rest is not None:
                 life_s = TRUST_S if rest.ttl_s is None else min(TRUST_S, rest.ttl_s)
-                self._written.add(id_, _Written(record.retention, self._clock.wall() + life_s))
+                self._written.add(id_, _Written(record.retention, begun + life_s))
             elif not done:
                 self._leave_out(id_, filtered=False)
         if not done:
