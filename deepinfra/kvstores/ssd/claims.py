@@ -37,10 +37,11 @@ __all__ = (
 
 LOCK, FORGOTTEN = "lock", "forgotten"
 
-MOST_CLAIMS = 16
-"""Files that a process has open for appending at most; their names fit into a slot."""
+MOST_CLAIMS = 96
+"""Files that a process has open for appending at most; their names fit into a slot. With fewer than there are tenants
+with quotas, times classes, every save would begin a file."""
 
-_SLOT_NBYTES = 2048
+_SLOT_NBYTES = 8192
 _SLOT = struct.Struct("<4sIQ")
 _CLAIM = struct.Struct("<HQ")
 _SUM = struct.Struct("<Q")
@@ -84,7 +85,7 @@ def write_claims(disk: Disk, fd: int, turn: int, claims: Mapping[str, int]) -> N
     body = _SLOT.pack(_MAGIC, len(claims), turn)
     for name, nbytes in claims.items():
         body += _CLAIM.pack(len(name), nbytes) + name.encode()
-    slot = (body + _SUM.pack(xxhash.xxh3_64_intdigest(body))).ljust(_SLOT_NBYTES, b"\0")
+    slot = body + _SUM.pack(xxhash.xxh3_64_intdigest(body))  # what a longer one before it left behind is not read
     write_all(disk, fd, [slot], turn % 2 * _SLOT_NBYTES)
 
 
@@ -113,7 +114,7 @@ def _read_claims(disk: Disk, path: Path) -> dict[str, int]:
     except FileNotFoundError:  # it has just ended
         return {}
     try:
-        data = bytes(read_upto(disk, fd, 2 * _SLOT_NBYTES, 0))
+        data = bytes(read_upto(disk, fd, 2 * _SLOT_NBYTES, 0)).ljust(2 * _SLOT_NBYTES, b"\0")
     finally:
         disk.close(fd)
     slots = (_unpack(data[:_SLOT_NBYTES]), _unpack(data[_SLOT_NBYTES:]))
@@ -122,7 +123,7 @@ def _read_claims(disk: Disk, path: Path) -> dict[str, int]:
 
 def _unpack(data: bytes) -> tuple[int, dict[str, int]]:
     nothing = -1, dict[str, int]()
-    if len(data) < _SLOT_NBYTES or data[:4] != _MAGIC:
+    if data[:4] != _MAGIC:
         return nothing
     _, count, turn = _SLOT.unpack_from(data)
     claims, at = {}, _SLOT.size

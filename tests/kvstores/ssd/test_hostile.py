@@ -200,3 +200,12 @@ async def test_forgetting_waits_for_a_lock_once_not_for_every_file(
     assert not any(
         content(chain(1200, 1200, tenant="a", nbytes=3_000)[0].ref) in p.read_bytes() for p in tmp_path.iterdir()
     )
+
+
+async def test_tenants_with_quotas_that_take_turns_begin_no_file_at_every_save(tmp_path: Path) -> None:
+    async with make(tmp_path, tenant_quota_nbytes=100_000) as store:
+        for turn in range(2):
+            for tenant in range(40):
+                await store.save(chain(2 * turn, 2 * turn + 1, tenant=f"t{tenant}", nbytes=900))
+        assert store.stats().records == 80
+        assert len(list(tmp_path.glob("*.kvseg"))) == 40
