@@ -178,6 +178,7 @@ class Pool(AsyncContextManagerMixin):
                         self._windows = window_plan(self.executor.layout, self.replay, self.limits.grid)
                         self._stepper = stepper = self._new_stepper(tasks)
                         if self._saver is not None:
+                            self._saver.begin()
                             tasks.start_soon(self._saving, self._saver, stepper)
                         self.state = "ready"
                         if not started:

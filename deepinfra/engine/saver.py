@@ -206,6 +206,13 @@ class Saver:
             self._touches.append((tuple(keys), retention))
             self._wake()
 
+    def begin(self) -> None:
+        """A life of the executor begins: snapshots that were queued after the last `run` name slots of the one before.
+
+        Their bytes went with it. A block is looked up by its key when its turn comes, and may stay.
+        """
+        self._queue = deque(item for item in self._queue if item.slot < 0)
+
     async def flush(self) -> None:
         """Wait until everything queued so far is saved or dropped."""
         while not self._idle.is_set():

@@ -93,6 +93,11 @@ def test_over_a_bad_disk_text_is_unchanged(tmp_path: Path) -> None:
     check_struck(*soak(tmp_path, range(16)), ("preadv", "pwritev", "EIO", "ENOSPC", "short", "flip", "slow"))
 
 
+def test_a_snapshot_of_an_executor_that_is_gone_is_not_saved(tmp_path: Path) -> None:
+    """Found by the soak: it was queued between two lives, and then framed from the memory of the second."""
+    soak(tmp_path, range(1_482, 1_483))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_over_a_bad_disk_the_text_of_600_scenarios_is_unchanged(tmp_path: Path) -> None:
