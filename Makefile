@@ -19,7 +19,7 @@ test: check
 	$(BIN)/python -m pytest -m "not slow and not redis" -n $(WORKERS) --dist loadfile
 
 test-slow: .venv/.dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
 
 # A plug-in against a real redis-server, which its tests start themselves.
 test-redis: .venv/.dev
