@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, get_args
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -13,12 +13,9 @@ import pytest
 from deepinfra.api.app import asgi
 from deepinfra.core.conversation import Conversation, MediaPart
 from deepinfra.core.request import Prompt
-from deepinfra.engine import Engine, Pool
-from deepinfra.engine.windows import ReplayMode
+from deepinfra.engine import Engine
 from deepinfra.errors import InjectionError, TemplateError
-from deepinfra.executors.toy import ToyExecutor
 from deepinfra.recipes import ChatTemplate
-from deepinfra.schedulers.fcfs import Fcfs
 from deepinfra.testing.client import Client
 from deepinfra.testing.clock import ManualClock
 from deepinfra.testing.textmodel import TrainedTextModel
@@ -234,18 +231,6 @@ async def test_a_fingerprint_stays_with_the_weights(kit: Any) -> None:
             assert {event["system_fingerprint"] for event in events[:-1]} == {prints[-1]}
     assert prints[0] == prints[1] != prints[2]
     assert prints[0].startswith("fp_")
-
-
-async def test_a_fingerprint_says_how_windows_are_rebuilt(kit: Any) -> None:
-    prints = []
-    for windows in ((), (4,)):
-        for replay in get_args(ReplayMode):
-            executor = ToyExecutor(num_blocks=256, windows=windows)
-            pool = Pool(Fcfs(), executor, replay=replay)
-            async with Engine(TinyRecipe(), pool) as engine:
-                prints.append((await Client(asgi(engine)).post(CHAT, kit.chat()))[1]["system_fingerprint"])
-    assert prints[0] == prints[1]
-    assert len(set(prints)) == 3
 
 
 # -- refusals -------------------------------------------------------------------------------------
