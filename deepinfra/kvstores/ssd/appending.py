@@ -26,12 +26,14 @@ class Life(NamedTuple):
     again: bool = False
 
 
-def append(disk: Disk, path: Path, fd: int | None, offset: int, lives: Sequence[Life], sync: bool) -> tuple[int, bool]:
+def append(
+    disk: Disk, path: Path, fd: int | None, offset: int, lives: Sequence[Life], sync: bool
+) -> tuple[int, OSError | None]:
     """Append records; all of them or none.
 
     Returns:
-        The open file, and whether the records are in it. Their bytes are the kernel's then: killing this process
-        loses none of them.
+        The open file, and why the records are not in it, if they are not. Otherwise their bytes are the kernel's then:
+        killing this process loses none of them.
 
     Raises:
         OSError: The file cannot be created, or not be cut back after a failed write: it is closed, and nothing may
@@ -46,14 +48,14 @@ def append(disk: Disk, path: Path, fd: int | None, offset: int, lives: Sequence[
         write_all(disk, fd, buffers, offset)
         if sync:
             disk.sync(fd)
-    except OSError:
+    except OSError as error:
         try:
             disk.truncate(fd, offset)
         except OSError:
             disk.close(fd)
             raise
-        return fd, False
-    return fd, True
+        return fd, error
+    return fd, None
 
 
 def unlink_all(disk: Disk, paths: Sequence[Path]) -> list[bool]:

@@ -118,6 +118,14 @@ class Disk:
             self.close(fd)
         return False
 
+    def is_at(self, fd: int, path: Path) -> bool:
+        """Whether an open file is what lies at a path."""
+        try:
+            there = os.stat(path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return os.path.samestat(there, os.fstat(fd))
+
     def hold(self, fd: int, *, alone: bool) -> None:
         """Lock an open file, together with others or alone, or raise BlockingIOError."""
         fcntl.flock(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)

@@ -28,6 +28,10 @@ FORGET_PATIENCE_S = 10.0
 class Files(Protocol):
     """What forgetting needs of who writes the folder's files."""
 
+    async def follow(self) -> bool:
+        """Take over what changed in the folder; false if it cannot be read."""
+        ...
+
     async def seal(self, segment: Segment) -> None:
         """Close a file of ours."""
 
@@ -56,12 +60,12 @@ class Eraser:
 
     async def forget(self, erased: Erased) -> Forgotten:
         """Remove the records of certain owners; what cannot be done now is done by `again`."""
-        await self._follower.follow()
+        await self._files.follow()
         found = self._follower.erase(erased)
         finished = await self._announce(erased, done=False)
         with suppress(OSError):
             await self._files.patiently(self._folder.settle)
-        finished = await self._follower.follow() and finished
+        finished = await self._files.follow() and finished
         later = self._follower.erase(erased)  # what others had saved since the last look
         patience_s = FORGET_PATIENCE_S
         for name in dict.fromkeys((*found, *later)):

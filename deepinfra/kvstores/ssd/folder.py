@@ -8,6 +8,7 @@ a process that ends, however it ends.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,11 +34,18 @@ from deepinfra.kvstores.ssd.format import Erased, Owner, pack_footer, parse_name
 from deepinfra.kvstores.ssd.room import File, victims
 from deepinfra.kvstores.ssd.segment import taken
 
-__all__ = ("Folder", "Unheard", "Wish")
+__all__ = ("Folder", "Gone", "Unheard", "Wish")
 
 
 class Unheard(Exception):
     """Something was forgotten meanwhile: that must be heeded before anything is written."""
+
+
+class Gone(FileNotFoundError):
+    """Somebody removed the folder, or our files in it: what we claim is not known to others any more."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ENOENT, "the folder, or this process's files in it, were removed")
 
 
 class Wish(NamedTuple):
@@ -56,12 +64,17 @@ class Wish(NamedTuple):
     quota: int = 0
 
 
+_NO_ROOM = "no room under its cap of {} bytes, and too little that may go for it"
+_NO_SPACE = "no room above the floor of free space on its disk (`min_free_nbytes`)"
+
+
 class Folder:
     """One process's part in a folder.
 
     Attributes:
         writer: This process's number; part of the names of its files.
         claims: Bytes on disk that files we append to may take, by name.
+        lack: Why the last `reserve` claimed nothing; empty if it did, or if only a tenant's quota was in its way.
     """
 
     def __init__(self, disk: Disk, path: Path, capacity_nbytes: int, min_free_nbytes: int) -> None:
@@ -69,11 +82,14 @@ class Folder:
         self._capacity_nbytes, self._min_free_nbytes = capacity_nbytes, min_free_nbytes
         self.writer = ""
         self.claims: dict[str, int] = {}
+        self.lack: OSError | str = ""
         self._process = self._forgotten = -1
         self._turn = 0
 
     def enter(self) -> int:
         """Make the folder if it is not there, become one of its processes, and clear away what dead ones left.
+
+        Whoever was one of its processes is so no longer, and is a new one, with nothing claimed.
 
         Returns:
             Bytes of the file `forgotten` that are known, since nothing was read before.
@@ -81,10 +97,11 @@ class Folder:
         Raises:
             OSError: It cannot be used.
         """
+        self.leave()
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.writer, self._turn = os.urandom(6).hex(), 0
         self.claims.clear()
-        with self.locked():
+        with self._locked():
             others, dead = read_others(self.disk, self.path, self.disk.names(self.path), self.writer)
             for name in dead:
                 self._unlink(name)
@@ -100,11 +117,23 @@ class Folder:
 
     def leave(self) -> None:
         """Be none of its processes any more."""
-        self._unlink(process_name(self.writer))
+        if self._process >= 0:
+            self._unlink(process_name(self.writer))
         for fd in (self._process, self._forgotten):
             if fd >= 0:
                 self.disk.close(fd)
         self._process = self._forgotten = -1
+
+    def check(self) -> None:
+        """See that we are one of its processes.
+
+        Raises:
+            Gone: Not any more: our file, or the one that all hear of forgetting by, was removed.
+            OSError: It cannot be told.
+        """
+        ours = ((self._process, process_name(self.writer)), (self._forgotten, FORGOTTEN))
+        if not all(fd >= 0 and self.disk.is_at(fd, self.path / name) for fd, name in ours):
+            raise Gone
 
     def others(self) -> Others:
         """What other processes claim."""
@@ -127,6 +156,7 @@ class Folder:
             BlockingIOError: Another process has the lock.
             OSError: The folder cannot be read.
         """
+        self.lack = ""
         with self.locked():
             files, taken, unfilled = self._survey(wish, used)
             before = self.claims.get(wish.name, 0)
@@ -139,8 +169,12 @@ class Folder:
                 return over if wish.quota else 0, max(short, unfilled + more - free) if free is not None else short
 
             granted = wish.most if max(lacking(wish.most)) <= 0 else wish.least
-            going = victims(files, wish.tag, *lacking(granted))
+            over, short = lacking(granted)
+            going = victims(files, wish.tag, over, short)
             if going is None:
+                if victims(files, wish.tag, 0, short) is None:
+                    capped = taken + granted - before > self._capacity_nbytes
+                    self.lack = _NO_ROOM.format(self._capacity_nbytes) if capped else _NO_SPACE
                 return []
             gone = [file.name for file in going if self._unlink(file.name)]
             for name in gone:
@@ -150,8 +184,10 @@ class Folder:
             kept = {name: nbytes for name, nbytes in self.claims.items() if name in fds}
             if wish.name and len(gone) == len(going):
                 kept[wish.name] = granted
-            with suppress(OSError):
+            try:
                 self._claim(kept)
+            except OSError as error:
+                self.lack = error
             return gone
 
     def fits(self, name: str, nbytes: int) -> bool:
@@ -183,7 +219,7 @@ class Folder:
 
     def append(
         self, name: str, fd: int | None, offset: int, lives: Sequence[Life], sync: bool, heard: int
-    ) -> tuple[int, bool]:
+    ) -> tuple[int, OSError | None]:
         """Append records, as `appending.append` does, unless something was forgotten that we have not heeded.
 
         Raises:
@@ -213,7 +249,7 @@ class Folder:
             OSError: The lock cannot be had.
         """
         with self.locked():
-            self._check(heard)
+            self._check_heard(heard)
             kept = {other: nbytes for other, nbytes in self.claims.items() if other != name}
             try:
                 write_all(self.disk, fd, [pack_footer(size, rows, owners)], size)
@@ -261,14 +297,15 @@ class Folder:
             yield
 
     def _share(self, heard: int) -> None:
+        self.check()
         self.disk.hold(self._forgotten, alone=False)
         try:
-            self._check(heard)
+            self._check_heard(heard)
         except BaseException:
             self.disk.release(self._forgotten)
             raise
 
-    def _check(self, heard: int) -> None:
+    def _check_heard(self, heard: int) -> None:
         if self.disk.size(self._forgotten) - heard >= TOMBSTONE_NBYTES:
             raise Unheard
 
@@ -282,11 +319,22 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock; blocking calls.
+        """Hold the folder's lock as one of its processes; blocking calls.
 
         Raises:
             BlockingIOError: Somebody else holds it.
+            Gone: We are none of its processes any more.
         """
+        try:
+            with self._locked():
+                self.check()
+                yield
+        except (FileNotFoundError, NotADirectoryError):
+            self.check()
+            raise
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         fd = self.disk.lock(self.path / LOCK)
         try:
             yield

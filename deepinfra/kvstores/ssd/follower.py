@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from deepinfra.interfaces.given import Clock, Offload
 from deepinfra.kvstores.ssd.claims import Tombstone
-from deepinfra.kvstores.ssd.folder import Folder
+from deepinfra.kvstores.ssd.folder import Folder, Gone
 from deepinfra.kvstores.ssd.following import Growth, Look, look
 from deepinfra.kvstores.ssd.format import NOBODY, Erased, Owner
 from deepinfra.kvstores.ssd.index import Index
@@ -59,7 +59,8 @@ class Follower:
 
     Attributes:
         mine: Names of files that this process appends to, from before they are made until their footer is written.
-        heard: How far announcements are heeded.
+        heard: How far announcements are heeded, and `erasures`, how many there were.
+        gone: The folder was removed under us: nothing is held, until `restart`.
         writers: Processes that live on the folder, this one included.
         unfinished: What is to be forgotten, but the folder could not be read or others not be told.
     """
@@ -68,10 +69,12 @@ class Follower:
         self._index, self._folder = index, folder
         self._clock, self._offload = clock, offload
         self.mine: set[str] = set()
-        self.heard = 0
+        self.heard = self.erasures = 0
+        self.gone = False
         self.writers = 1
         self.unfinished: list[Erased] = []
-        self._tombstones: list[Tombstone] = []
+        self._erased: list[tuple[int, Erased]] = []  # the last ones, with what `erasures` was then
+        self._starts = 0
         self._again: set[str] = set()
         self._next = 0.0
         self._since: float | None = None  # a look is under way
@@ -93,21 +96,41 @@ class Follower:
         now = self._clock.now()
         return now >= self._next and (self._since is None or now - self._since > STALLED_S)
 
+    def hurry(self) -> None:
+        """Make a look due at once."""
+        self._next = 0.0
+
     async def follow(self) -> bool:
         """Look, and take over what changed; false if the folder cannot be read.
 
-        A call that is cancelled leaves everything to the next one.
+        If it is gone, so is all that was held. A call that is cancelled leaves everything to the next one.
         """
         self._since = self._clock.now()
+        starts = self._starts
         try:
             found = await self._look()
-        except OSError:
+        except OSError as error:
             found = None
+            self.gone = self.gone or (isinstance(error, Gone) and starts == self._starts)
         self._since = None
-        if found is not None:
-            with CancelScope(shield=True):
+        with CancelScope(shield=True):
+            if self.gone:
+                await self._clear()
+            elif found is not None and starts == self._starts:
                 await self._take_over(found)
         return found is not None
+
+    def restart(self, heard: int) -> None:
+        """The folder was entered anew, with so many bytes of announcements: what looks find of before means nothing."""
+        self._starts += 1
+        self.heard, self.gone = heard, False
+        self.hurry()
+
+    async def _clear(self) -> None:
+        for segment in list(self._index.segments.values()):
+            if self._index.names.get(segment.name) is segment:
+                self._index.remove(segment, "evicted")
+                await checkpoint()
 
     async def _look(self) -> Look:
         self._next = self._clock.now() + FOLLOW_S
@@ -122,7 +145,7 @@ class Follower:
         return found
 
     async def _take_over(self, found: Look) -> None:
-        now, index = self._clock.wall(), self._index
+        now, index, starts = self._clock.wall(), self._index, self._starts
         for name in found.gone:
             if name not in self.mine and (segment := index.names.get(name)) is not None:
                 await self.drop(segment, "expired" if segment.over(now) else "evicted")
@@ -136,7 +159,8 @@ class Follower:
         for growth in found.grown:
             if index.names.get(growth.segment.name) is growth.segment and growth.segment.name not in self.mine:
                 await self._grow(growth, now)
-        self.heed(found.tombstones, found.heard)
+        if starts == self._starts:
+            self.heed(found.tombstones, found.heard)
         for which in self.unfinished:
             self.erase(which)
 
@@ -173,7 +197,8 @@ class Follower:
             if tombstone.end <= self.heard:
                 continue
             if not tombstone.done:
-                self._tombstones.append(tombstone)
+                self.erasures += 1
+                self._erased.append((self.erasures, tombstone.which))
                 self.erase(tombstone.which)
             else:  # what was read meanwhile may have been forgotten since
                 self._again |= {
@@ -182,8 +207,8 @@ class Follower:
                     if segment.name not in self.mine
                     and any(owner == NOBODY or tombstone.which.means(owner) for owner in segment.owners)
                 }
-                self._next = 0.0
-        del self._tombstones[:-MOST_TOMBSTONES]
+                self.hurry()
+        del self._erased[:-MOST_TOMBSTONES]
         self.heard = max(self.heard, heard)
 
     def erase(self, which: Erased) -> dict[str, tuple[int, int]]:
@@ -195,5 +220,5 @@ class Follower:
         }
 
     def forgotten_since(self, asked: int, owner: Owner) -> bool:
-        """Whether an owner's records were forgotten after so much had been heard."""
-        return any(tombstone.end > asked and tombstone.which.means(owner) for tombstone in self._tombstones)
+        """Whether an owner's records were forgotten after so many `erasures`."""
+        return any(number > asked and which.means(owner) for number, which in self._erased)

@@ -64,9 +64,11 @@ def look(
         now: Unix seconds.
 
     Raises:
+        Gone: The folder is another one, or we are none of its processes any more.
         OSError: The folder cannot be read.
     """
     disk = folder.disk
+    folder.check()
     for name, used in touched.items():
         if name not in mine:
             with suppress(OSError):

@@ -69,7 +69,8 @@ class SsdStore(KVStore):
     Several processes may use a folder at a time: each appends to files of its own and reads those of all, and looks
     for what others did before a `match` or `save` if it did not within a second. Cap, quotas, lives and `forget` hold
     for the folder as a whole; what a process that was killed had claimed is free at once. All have to be on one
-    machine and under one user.
+    machine and under one user. If the folder is removed meanwhile, all of it is a miss, and the next save makes it
+    anew. What the disk keeps from being saved is logged (`deepinfra.kvstores`), once a minute at most.
 
     When the cap or the free-space floor asks for room, the least recently used file goes as a whole, whoever wrote it;
     of files used together, the one with the tail of the prefix goes first. A tenant with a quota has files of its own,
@@ -225,7 +226,7 @@ class SsdStore(KVStore):
         if self._entered:
             await self._writer.save(lives)
 
-    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> Sequence[BlockKey]:
         """See `KVStore.touch`. Records in the last quarter of such a life are written again before this returns."""
         now, life_s = self.clock.wall(), self._lifetimes.of(retention)
         run: list[Segment] = []
@@ -249,6 +250,7 @@ class SsdStore(KVStore):
         self._index.use(run, now)
         if self._entered:
             await self._writer.renew()
+        return ()
 
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         """See `KVStore.forget`. The records' bytes are overwritten or unlinked when this returns."""

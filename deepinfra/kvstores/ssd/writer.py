@@ -18,7 +18,7 @@ from deepinfra.kvstores.ssd.appending import Life, unlink_all
 from deepinfra.kvstores.ssd.claims import MOST_CLAIMS
 from deepinfra.kvstores.ssd.disk import Disk
 from deepinfra.kvstores.ssd.erasing import Eraser
-from deepinfra.kvstores.ssd.folder import Folder, Unheard, Wish
+from deepinfra.kvstores.ssd.folder import Folder, Gone, Unheard, Wish
 from deepinfra.kvstores.ssd.follower import Follower, patiently
 from deepinfra.kvstores.ssd.format import (
     KINDS,
@@ -36,6 +36,7 @@ from deepinfra.kvstores.ssd.format import (
 from deepinfra.kvstores.ssd.index import Index, Slide
 from deepinfra.kvstores.ssd.reading import read_records
 from deepinfra.kvstores.ssd.segment import HOUR_S, Group, Segment, allocated
+from deepinfra.kvstores.ssd.trouble import Trouble
 
 __all__ = ("FsyncPolicy", "Limits", "Writer")
 
@@ -96,6 +97,7 @@ class Writer:
         self._limits, self._quotas = limits, quotas
         self._lock = Lock()
         self._open: dict[Group, Segment] = {}  # the one written last at the end
+        self._trouble = Trouble(folder.path, clock)
         self._eraser = Eraser(self, index, folder, follower, offload)
         self._next_sweep = 0.0
         self._patience_s = PATIENCE_S
@@ -125,7 +127,7 @@ class Writer:
 
     async def save(self, lives: Sequence[Life]) -> None:
         """Append records that are not held, batch by batch; a cancelled call leaves between batches."""
-        heard = self._follower.heard
+        asked = self._follower.erasures
         async with self._lock:
             with CancelScope(shield=True):
                 await self._sweep()
@@ -133,7 +135,7 @@ class Writer:
             while lives:
                 await checkpoint()
                 with CancelScope(shield=True):
-                    lives = lives[await self._save_batch(lives, heard, refused) :]
+                    lives = lives[await self._save_batch(lives, asked, refused) :]
         await self.renew()
 
     async def renew(self) -> None:
@@ -161,12 +163,12 @@ class Writer:
         tag = tag_of(life.record.tenant) if self._quotas.quota(life.record.tenant) else ""
         return life.record.retention.traffic, int(life.expires // HOUR_S), tag
 
-    async def _save_batch(self, lives: Sequence[Life], heard: int, refused: set[bytes]) -> int:
+    async def _save_batch(self, lives: Sequence[Life], asked: int, refused: set[bytes]) -> int:
         """Append leading records that share a segment; returns how many were dealt with, at least one.
 
         Args:
             lives: Records.
-            heard: What was known to be forgotten when they were given to us; what was forgotten since is dropped.
+            asked: How much had been forgotten when they were given to us; what was forgotten since is dropped.
             refused: Keys of records that were too many for their tenant; those that continue them are, too.
         """
         now = self._clock.wall()
@@ -206,23 +208,29 @@ class Writer:
             taken += 1
         self._index.use(held, now)
         if batch:
-            await self._append(segment or await self._create(group), batch, heard, quota)
+            await self._append(segment or await self._create(group), batch, asked, quota)
         return taken
 
-    async def _append(self, segment: Segment, batch: dict[bytes, Life], heard: int, quota: int) -> None:
+    async def _append(self, segment: Segment, batch: dict[bytes, Life], asked: int, quota: int) -> None:
         nbytes = sum(header_nbytes(life.record) + life.record.ref.nbytes for life in batch.values())
         owners = [_owner(life) for life in batch.values()]
         least = segment.reserved_nbytes(nbytes, len(batch), owners)
-        if least > self._folder.claims.get(segment.name, 0):
+        usable = not self._follower.gone  # if it is not, why not is known
+        if usable:
+            self._trouble.blame("")
+        if usable and least > self._folder.claims.get(segment.name, 0):
             most = least + (quota // 64 if quota else self._limits.capacity_nbytes // CLAIM_SHARE)
             await self._reserve(Wish(segment.name, least, most, segment.tag, quota))
-        room = least <= self._folder.claims.get(segment.name, 0)
-        kept = room and await self._write(segment, batch, nbytes, heard)
+        room = usable and least <= self._folder.claims.get(segment.name, 0)
+        kept = room and await self._write(segment, batch, nbytes, asked)
         if not kept:
-            self.dropped += sum(not life.again for life in batch.values())
+            dropped = sum(not life.again for life in batch.values())
+            self.dropped += dropped
+            self._trouble.dropped(dropped)
             if not segment.size:
                 await self._discard(segment)
             return
+        self._trouble.saved()
         offset = segment.size
         for id_, life in batch.items():
             head, payload = header_nbytes(life.record), life.record.ref.nbytes
@@ -239,7 +247,7 @@ class Writer:
         segment.disk_nbytes = segment.reserved_nbytes()
 
     async def _renew_batch(self) -> None:
-        now, heard = self._clock.wall(), self._follower.heard
+        now, asked = self._clock.wall(), self._follower.erasures
         wanted: list[tuple[Segment, bytes, Entry, Slide]] = []
         nbytes = 0
         while self._index.due and len(wanted) < BATCH_RECORDS and nbytes < BATCH_NBYTES:
@@ -262,9 +270,9 @@ class Writer:
                 lives.append(Life(record, entry.created, slide.expires, slide.life_s, again=True))
         lives.sort(key=self._group)
         while lives:
-            lives = lives[await self._save_batch(lives, heard, set()) :]
+            lives = lives[await self._save_batch(lives, asked, set()) :]
 
-    async def _write(self, segment: Segment, batch: dict[bytes, Life], nbytes: int, heard: int) -> bool:
+    async def _write(self, segment: Segment, batch: dict[bytes, Life], nbytes: int, asked: int) -> bool:
         """Append to the file; false if nothing was kept, and then it is closed if it can take no more.
 
         What was forgotten meanwhile is taken out of `batch` and dropped.
@@ -273,29 +281,38 @@ class Writer:
         overdue = unsynced_nbytes >= SYNC_NBYTES or self._clock.now() - segment.synced_at >= SYNC_S
         sync = self._limits.fsync == "always" or (self._limits.fsync == "interval" and overdue)
         while True:
-            for id_ in [i for i, life in batch.items() if self._follower.forgotten_since(heard, _owner(life))]:
+            for id_ in [i for i, life in batch.items() if self._follower.forgotten_since(asked, _owner(life))]:
                 self.dropped += not batch.pop(id_).again
             if not batch:
                 return False
             args = segment.name, segment.fd, segment.size, list(batch.values()), sync, self._follower.heard
             try:
-                segment.fd, kept = await self.patiently(self._folder.append, *args)
+                segment.fd, error = await self.patiently(self._folder.append, *args)
                 break
             except Unheard:
                 if not await self._heed():
                     return False
-            except BlockingIOError:
+            except BlockingIOError as locked:
+                self._blame(locked)
                 return False
-            except OSError:
+            except OSError as failed:
+                self._blame(failed)
                 segment.fd = None
                 del self._open[segment.group]
                 self._follower.mine.discard(segment.name)
                 return False
-        if kept:
+        if error is None:
             segment.unsynced_nbytes = 0 if sync else unsynced_nbytes
             segment.synced_at = self._clock.now() if sync else segment.synced_at
             self._open[segment.group] = self._open.pop(segment.group)
-        return kept
+        else:
+            self._blame(error)
+        return error is None
+
+    def _blame(self, error: OSError) -> None:
+        self._trouble.blame(error)
+        if isinstance(error, Gone):
+            self._follower.hurry()
 
     def _age(self, segment: Segment, life: Life) -> None:
         """A record makes its segment no younger than its parent's, so that a tail's segment goes before its head's.
@@ -373,8 +390,8 @@ class Writer:
 
     async def _sweep(self) -> None:
         """Follow the others, and remove segments whose hour is over or that hold nothing alive."""
-        if self._follower.due:
-            await self._follower.follow()
+        if self._follower.due or self._follower.gone:
+            await self.follow()
         now = self._clock.wall()
         if now < self._next_sweep:
             return
@@ -396,8 +413,10 @@ class Writer:
         fds = {segment.name: segment.fd for segment in mine if segment.fd is not None}
         try:
             evicted = await self.patiently(self._folder.reserve, wish, used, fds)
-        except OSError:
+        except OSError as error:
+            self._blame(error)
             return
+        self._trouble.blame(self._folder.lack)
         for name in evicted:
             if (segment := self._index.names.get(name)) is not None:
                 segment.fd = None
@@ -405,11 +424,36 @@ class Writer:
 
     # -- other processes ----------------------------------------------------------------------------
 
+    async def follow(self) -> bool:
+        """Take over what changed in the folder, made anew if it is gone; false if it cannot be read."""
+        if not self._follower.gone:
+            found = await self._follower.follow()
+            if not self._follower.gone:
+                return found
+        fds = [segment.fd for segment in self._open.values() if segment.fd is not None]
+        for segment in self._open.values():
+            segment.fd = None
+        self._open.clear()
+        self._follower.mine = {segment.name for segment in self._eraser.doomed}
+        await self._offload(_remove, self._disk, (), fds)
+        await self._heed()  # what was announced before it went still holds for what waits to be saved
+        try:
+            heard = await self.patiently(self._folder.enter)
+        except OSError as error:
+            self._trouble.blame(error)
+            return False
+        self._follower.restart(heard)
+        while self._index.purge():
+            await checkpoint()
+        self._trouble.replaced()
+        return await self._follower.follow()
+
     async def _heed(self) -> bool:
         """Heed what others announced; false if it cannot be read."""
         try:
             self._follower.heed(*await self._offload(self._folder.news, self._follower.heard))
-        except OSError:
+        except OSError as error:
+            self._trouble.blame(error)
             return False
         return True
 
