@@ -416,3 +416,23 @@ def test_forget_asks_first(folder: Path) -> None:
 
 def test_forget_everything_must_be_said(folder: Path) -> None:
     assert run("forget", "--path", str(folder), "--yes").exit_code == 2
+
+
+def test_a_folder_is_found_without_the_files_of_public_prefixes(folder: Path) -> None:
+    config = folder.parent / "elsewhere.toml"
+    config.write_text(
+        f'model = "smollm2"\npublic_prefixes = ["missing.txt"]\n[pool.store]\nuse = "ssd"\npath = "{folder}"\n'
+    )
+    assert document("stats", "--config", str(config))["records"] == 18
+
+
+def test_hours_are_said_to_be_utc(folder: Path) -> None:
+    assert "expires before (UTC)" in run("stats", "--path", str(folder)).stdout
+
+
+def test_explain_says_that_it_takes_one_request(folder: Path) -> None:
+    lines = b'{"prompt": "a"}\n{"prompt": "b"}\n'
+    (folder.parent / "requests.jsonl").write_bytes(lines)
+    done = run("explain", "toy", "requests.jsonl", "--path", str(folder))
+    assert done.exit_code == 1
+    assert "takes one request" in str(done.exception)

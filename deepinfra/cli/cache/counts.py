@@ -145,7 +145,7 @@ def _print_stats(document: dict[str, object]) -> None:
             )
             for g in groups
         ]
-        _print_table(("class", "expires before", "files", "records", "bytes"), lines, left=2)
+        _print_table(("class", "expires before (UTC)", "files", "records", "bytes"), lines, left=2)
 
 
 def _grouped(census: Census, keys: Sequence[str]) -> list[tuple[tuple[str, ...], int, int]]:

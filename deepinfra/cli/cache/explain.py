@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -23,10 +24,12 @@ from deepinfra.cli.cache.folder import (
 )
 from deepinfra.cli.prompts import ApiOption, RecipeName, prompt_of, requests_of
 from deepinfra.cli.setup import Config, blueprint_for, fetch_models
+from deepinfra.errors import ConfigError, InvalidJsonError
 
 if TYPE_CHECKING:
     from deepinfra.cli.cache.held import Asker, Twin
     from deepinfra.config import Blueprint
+    from deepinfra.core.conversation import JsonValue
     from deepinfra.core.request import GenerateRequest, SeqSpec
     from deepinfra.engine import Pool
     from deepinfra.engine.explain import Explanation
@@ -64,9 +67,7 @@ def explain(
 
     Example: deepinfra cache explain smollm2 request.json --tenant team-a
     """
-    from deepinfra.api.body import parse_object
-
-    raw = parse_object(sys.stdin.buffer.read() if request == "-" else Path(request).read_bytes())
+    raw = _one_object(sys.stdin.buffer.read() if request == "-" else Path(request).read_bytes())
     asked = requests_of(raw, api)
     keywords: dict[str, object] = {
         "model": None if model == "-" else model,
@@ -80,6 +81,23 @@ def explain(
             typer.echo(json.dumps(_document(place, explained), ensure_ascii=False))
         else:
             _print(place, explained)
+
+
+def _one_object(data: bytes) -> dict[str, JsonValue]:
+    from deepinfra.api.body import parse_object
+
+    try:
+        return parse_object(data)
+    except InvalidJsonError:
+        first, _, rest = data.strip().partition(b"\n")
+        if rest:
+            with suppress(InvalidJsonError):
+                parse_object(first)
+                raise ConfigError(
+                    "`cache explain` takes one request, and these are several, one a line: give it one of them, as in"
+                    " `head -n 1 REQUESTS.jsonl | deepinfra cache explain MODEL -`"
+                ) from None
+        raise
 
 
 async def _explain(blueprint: Blueprint, place: Place, asked: list[GenerateRequest], tenant: str) -> list[_Explained]:

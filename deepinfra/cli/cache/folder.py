@@ -68,7 +68,9 @@ def place_of(path: Path | None, config: Config | Blueprint, *, must_exist: bool 
     if path is not None:
         place = Place(expanded(path), {})
     else:
-        blueprint = blueprint_for(config, {}) if config is None or isinstance(config, Path) else config
+        # Public prefixes are files that may be elsewhere, and say nothing about a folder.
+        bare: dict[str, object] = {"public_prefixes": []}
+        blueprint = blueprint_for(config, bare) if config is None or isinstance(config, Path) else config
         places = configured_folders(blueprint)
         if not places:
             raise ConfigError("the configuration keeps no KV on a disk; name the folder to look into with --path")
