@@ -287,10 +287,23 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceFilter:
-    """Which records: of one tenant, of one model, or of both; empty strings match all."""
+    """Which records: of one tenant, one model, one namespace (a whole `KVRecord.namespace`); empty ones match all.
+
+    Raises:
+        ValueError: A namespace that is no digest: a part of one would be taken for one that nobody has.
+    """
 
     tenant: str = ""
     model: str = ""
+    namespace: bytes = b""
+
+    def __post_init__(self) -> None:
+        if len(self.namespace) not in (0, 32):
+            raise ValueError(f"a namespace is named by a digest of 32 bytes, not by {len(self.namespace)}")
+
+    def matches(self, tenant: str, model: str, namespace: bytes) -> bool:
+        """Whether a record of this tenant, model and namespace is meant."""
+        return self.tenant in ("", tenant) and self.model in ("", model) and self.namespace in (b"", bytes(namespace))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,14 +23,26 @@ class Held:
         rank: The lowest goes first; see `kvstores.policy`.
     """
 
-    __slots__ = ("data", "expires", "id", "model", "parent", "rank", "saved_at", "tenant", "tokens", "ttl_s")
+    __slots__ = (
+        "data",
+        "expires",
+        "id",
+        "model",
+        "namespace",
+        "parent",
+        "rank",
+        "saved_at",
+        "tenant",
+        "tokens",
+        "ttl_s",
+    )
 
     def __init__(self, record: KVRecord, now: float, ttl_s: float, rank: int) -> None:
         self.id = record_id(record.ref)
         self.parent = parent_of(record)
         self.data = bytes(record.data)
         self.tokens = array("I", record.tokens)
-        self.tenant, self.model = record.tenant, record.model
+        self.tenant, self.model, self.namespace = record.tenant, record.model, record.namespace
         self.saved_at, self.ttl_s, self.expires = now, ttl_s, now + ttl_s
         self.rank = rank
 

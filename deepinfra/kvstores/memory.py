@@ -200,7 +200,7 @@ class MemoryStore(KVStore):
             if i % KEYS_PER_TURN == 0:
                 await checkpoint()
             held = self._held.get(id_)
-            if held is not None and which.tenant in ("", held.tenant) and which.model in ("", held.model):
+            if held is not None and which.matches(held.tenant, held.model, held.namespace):
                 self._drop(held)
                 records, nbytes = records + 1, nbytes + held.nbytes
         await checkpoint()

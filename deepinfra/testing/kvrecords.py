@@ -32,9 +32,10 @@ def chain(
     kind: Literal["block", "snapshot", "tail"] = "block",
     nbytes: int = NBYTES,
     retention: Retention = DEFAULT_RETENTION,
+    salt: str = "",
 ) -> list[KVRecord]:
     """Records of all full blocks (of 2 tokens) of a sequence."""
-    namespace = Namespace(weights=model, recipe="r", kv_dtype="u8", layout="l", tenant=tenant)
+    namespace = Namespace(weights=model, recipe="r", kv_dtype="u8", layout="l", tenant=tenant, salt=salt)
     root = root_key(namespace)
     keys = block_keys(root, tokens, BLOCK_SIZE)
     refs = [RecordRef(key, kind, nbytes) for key in keys]

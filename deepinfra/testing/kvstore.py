@@ -260,7 +260,7 @@ class KVStoreConformance:
         async with self.entered(tmp_path) as (store, _):
             everything = [r for t in "ab" for m in "xy" for r in chain(1, 2, 3, 4, tenant=t, model=m)]
             await store.save(everything)
-            gone = [r for r in everything if which.tenant in ("", r.tenant) and which.model in ("", r.model)]
+            gone = [r for r in everything if which.matches(r.tenant, r.model, r.namespace)]
             forgotten = await store.forget(which)
             assert forgotten.records == len(gone)
             assert forgotten.nbytes >= sum(record.ref.nbytes for record in gone)
@@ -269,6 +269,23 @@ class KVStoreConformance:
         if self.persistent:
             async with self.entered(tmp_path) as (store, _):
                 await self._check_held(store, everything, gone)
+
+    async def test_a_namespace_is_forgotten_and_no_other_of_its_tenant(self, tmp_path: Path) -> None:
+        salted = [chain(1, 2, 3, 4, salt=salt) for salt in ("", "a", "b")]
+        everything, namespace = [record for records in salted for record in records], salted[1][0].namespace
+        async with self.entered(tmp_path) as (store, _):
+            await store.save(everything)
+            assert (await store.forget(NamespaceFilter(tenant="other", namespace=namespace))).records == 0
+            assert (await store.forget(NamespaceFilter(model="other", namespace=namespace))).records == 0
+            await self._check_held(store, everything, [])
+            assert (await store.forget(NamespaceFilter(namespace=namespace))).records == len(salted[1])
+            await self._check_held(store, everything, salted[1])
+            which = NamespaceFilter(tenant="public", model="m", namespace=salted[2][0].namespace)
+            assert (await store.forget(which)).records == len(salted[2])
+            await self._check_held(store, everything, salted[1] + salted[2])
+        if self.persistent:
+            async with self.entered(tmp_path) as (store, _):
+                await self._check_held(store, everything, salted[1] + salted[2])
 
     async def _check_held(self, store: KVStore, everything: list[KVRecord], gone: list[KVRecord]) -> None:
         assert store.stats().records == len(everything) - len(gone)

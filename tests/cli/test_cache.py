@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +417,54 @@ def test_forget_asks_first(folder: Path) -> None:
 
 def test_forget_everything_must_be_said(folder: Path) -> None:
     assert run("forget", "--path", str(folder), "--yes").exit_code == 2
+
+
+def salted(folder: Path) -> tuple[list[KVRecord], list[KVRecord]]:
+    """What two customers of a tenant left there."""
+    one, other = (chain(*range(40, 48), tenant="a", salt=salt, nbytes=500) for salt in ("one", "other"))
+    save(folder, one, other)
+    return one, other
+
+
+def test_forget_one_namespace_leaves_the_rest_of_its_tenant(folder: Path) -> None:
+    one, other = salted(folder)
+    groups = document("du", "--path", str(folder), "--by", "tenant,namespace")["groups"]
+    shown = one[0].namespace.hex()[:12]
+    assert {"tenant": "a", "namespace": shown} in [{k: g[k] for k in ("tenant", "namespace")} for g in groups]
+    done = run("forget", "--namespace", shown.upper(), "--path", str(folder), "--yes")
+    assert f"4 records of namespace '{one[0].namespace.hex()}'" in done.stdout
+    assert "forgot 4 records" in done.stdout
+    assert [len(held(folder, records)) for records in (one, other, OF_A)] == [0, 4, 10]
+
+
+def test_forget_a_namespace_of_another_tenant_forgets_nothing(folder: Path) -> None:
+    one, _ = salted(folder)
+    done = run("forget", "--tenant", "b", "--namespace", one[0].namespace.hex(), "--path", str(folder), "--yes")
+    assert "forgot 0 records" in done.stdout
+    assert len(held(folder, one)) == 4
+
+
+@pytest.mark.parametrize("digits", ["0451139", "0451139x", "0" * 65, "sausage!"])
+def test_a_namespace_is_named_by_eight_hex_digits_or_more(folder: Path, digits: str) -> None:
+    done = run("forget", "--namespace", digits, "--path", str(folder), "--yes")
+    assert done.exit_code == 2
+    assert "8 to 64 hex digits" in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_namespace_that_is_not_there_is_no_success(folder: Path) -> None:
+    done = run("forget", "--namespace", "00000000", "--path", str(folder), "--yes")
+    assert done.exit_code == 1
+    assert document("stats", "--path", str(folder))["records"] == 18
+
+
+def test_digits_with_which_several_namespaces_begin_are_refused(folder: Path) -> None:
+    twins = [replace(OF_A[0], namespace=bytes.fromhex("0451139525e8") + bytes([n]) * 26) for n in (1, 2)]
+    save(folder, *([replace(twin, ref=chain(n, n)[0].ref, data=chain(n, n)[0].data)] for n, twin in enumerate(twins)))
+    done = run("forget", "--namespace", "0451139525e8", "--path", str(folder), "--yes")
+    assert done.exit_code == 2
+    assert "several" in done.output
+    assert "0451139525e80202" in done.output
+    assert "forgot 1 records" in run("forget", "--namespace", "0451139525e802", "--path", str(folder), "--yes").stdout
 
 
 def test_a_folder_is_found_without_the_files_of_public_prefixes(folder: Path) -> None:

@@ -140,6 +140,11 @@ class ForgetsTooMuch(MemoryStore):
         return await super().forget(NamespaceFilter(tenant=which.tenant))
 
 
+class ForgetsAllOfATenant(MemoryStore):
+    async def forget(self, which: NamespaceFilter) -> Forgotten:
+        return await super().forget(replace(which, namespace=b""))
+
+
 class HidesRatherThanForgets(SsdStore):
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         await self._writer.end()
@@ -234,6 +239,7 @@ MUTANTS: list[tuple[type[KVStore], str]] = [
     (NeverExpires, "test_a_record_dies_when_its_life_is_over"),
     (DiesEarly, "test_a_record_dies_when_its_life_is_over"),
     (TouchRaises, "test_touching_hurts_nothing"),
+    (ForgetsAllOfATenant, "test_a_namespace_is_forgotten_and_no_other_of_its_tenant"),
     (BansWhatItForgot, "test_what_was_forgotten_can_be_saved_again"),
     (MixesUpConcurrentLoads, "test_concurrent_calls_give_everybody_the_right_bytes"),
     (LeaksFilesWhenCancelled, "test_cancelled_calls_leak_nothing"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,10 @@ __all__ = ("export", "forget", "import_")
 
 Tenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="Only records of this tenant.")]
 ModelName = Annotated[str, typer.Option("--model", metavar="NAME", help="Only records of the model of this name.")]
+NamespaceDigits = Annotated[
+    str,
+    typer.Option("--namespace", metavar="HEX", help="Only records of this namespace: 8 or more of its hex digits."),
+]
 
 _BATCH_NBYTES, _BATCH_RECORDS = 32 << 20, 256
 
@@ -246,39 +251,56 @@ def _store(place: Place) -> SsdStore:
 def forget(
     tenant: Tenant = "",
     model: ModelName = "",
+    namespace: NamespaceDigits = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     path: PathOption = None,
     config: Config = None,
 ) -> None:
-    """Delete all records of a tenant, of a model, or of a tenant's use of a model; a server may run meanwhile.
+    """Delete all records of a tenant, a model or a namespace, or of what they have in common.
 
-    The bytes are overwritten or their files removed when this returns, and running servers find them no more; what one
-    holds in RAM or on its device stays there until it is needed for others. Exits 1 if it was not done, 2 if neither a
-    tenant nor a model is named.
+    A namespace is a tenant's use of one model with one `cache_salt`: `du --by namespace` lists all, `explain` says
+    which one a request is of. A server may run meanwhile. The bytes are overwritten or their files removed when this
+    returns, and servers find them no more; what one holds in RAM or on its device stays there until it is needed for
+    others. Exits 1 if it was not done, 2 if nothing is named, or several namespaces begin with these digits.
 
     Example: deepinfra cache forget --tenant team-a --yes
     """
     from deepinfra.core.kv import NamespaceFilter
+    from deepinfra.kvstores.ssd.listing import list_records
 
-    if not tenant and not model:
-        raise typer.BadParameter("name a tenant, a model, or both", param_hint="--tenant")
+    if not tenant and not model and not namespace:
+        raise typer.BadParameter("name a tenant, a model, a namespace, or several of them", param_hint="--tenant")
     place = place_of(path, config)
+    which = NamespaceFilter(tenant=tenant, model=model, namespace=_namespace_of(place.path, namespace))
     records, nbytes = 0, 0
-    for record in _all_of(place.path, tenant, model):
-        records += 1
-        nbytes += record.ref.nbytes
-    whose = " and ".join([*([f"tenant {tenant!r}"] if tenant else []), *([f"model {model!r}"] if model else [])])
+    for record in list_records(place.path):
+        if which.matches(record.owner.tenant, record.owner.model, record.owner.namespace):
+            records += 1
+            nbytes += record.ref.nbytes
+    names = {"tenant": tenant, "model": model, "namespace": which.namespace.hex()}
+    whose = " and ".join(f"{what} {name!r}" for what, name in names.items() if name)
     typer.echo(f"{place.path}: {records} records of {whose}, {nbytes_text(nbytes)}")
     if not yes and not typer.confirm("forget them?"):
         typer.echo("nothing was forgotten", err=True)
         raise typer.Exit(1)
-    typer.echo(anyio.run(_forget, place, NamespaceFilter(tenant=tenant, model=model)))
+    typer.echo(anyio.run(_forget, place, which))
 
 
-def _all_of(folder: Path, tenant: str, model: str) -> Iterator[ListedRecord]:
+def _namespace_of(folder: Path, digits: str) -> bytes:
+    """The namespace in a folder that begins with these hex digits; empty if there are none."""
     from deepinfra.kvstores.ssd.listing import list_records
 
-    return (record for record in list_records(folder) if _wanted(record, tenant, model, None))
+    if not digits:
+        return b""
+    if re.fullmatch("[0-9a-f]{8,64}", digits.lower()) is None:
+        raise typer.BadParameter(f"{digits!r} is not 8 to 64 hex digits", param_hint="--namespace")
+    held = {record.owner.namespace.hex() for record in list_records(folder)}
+    fitting = sorted(each for each in held if each.startswith(digits.lower()))
+    if not fitting:
+        raise ConfigError(f"{folder} holds nothing of a namespace that begins with {digits}")
+    if len(fitting) > 1:
+        raise typer.BadParameter(f"several begin with {digits}: {', '.join(fitting)}", param_hint="--namespace")
+    return bytes.fromhex(fitting[0])
 
 
 async def _forget(place: Place, which: NamespaceFilter) -> str:

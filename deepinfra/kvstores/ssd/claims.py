@@ -1,7 +1,8 @@
 """What processes on one folder tell each other: who lives, what each appends to and how far, and what was forgotten.
 
     <writer>.kvproc   locked as long as its process lives; two slots in turn: count | claims | xxh3_64
-    forgotten         a row for each `forget`, when it begins and when it is done
+    forgotten         a row for each `forget`, when it begins and when it is done: flags (1: done, 2: of one namespace)
+                      | tenant or namespace | model | xxh3_64
 
 A claim is the name of a file that a process appends to, and the bytes on disk that it may take. The newer slot whose
 checksum is right counts, so a write that fails or is cut short leaves what was claimed before.
@@ -140,7 +141,7 @@ def _unpack(data: bytes) -> tuple[int, dict[str, int]]:
 
 def pack_tombstone(which: Erased, *, done: bool) -> bytes:
     """A row of the file `forgotten`."""
-    body = _ROW.pack(_MAGIC, done, *which)
+    body = _ROW.pack(_MAGIC, done | which.narrow << 1, which.whose, which.model)
     return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
@@ -152,6 +153,7 @@ def read_tombstones(disk: Disk, fd: int, start: int) -> tuple[list[Tombstone], i
     for at in range(0, end, TOMBSTONE_NBYTES):
         body, checksum = data[at : at + _ROW.size], data[at + _ROW.size : at + TOMBSTONE_NBYTES]
         if checksum == _SUM.pack(xxhash.xxh3_64_intdigest(body)):
-            _, done, tenant, model = _ROW.unpack(body)
-            found.append(Tombstone(start + at + TOMBSTONE_NBYTES, Erased(tenant, model), bool(done)))
+            _, flags, whose, model = _ROW.unpack(body)
+            which = Erased(whose, model, narrow=bool(flags & 2))
+            found.append(Tombstone(start + at + TOMBSTONE_NBYTES, which, done=bool(flags & 1)))
     return found, start + end

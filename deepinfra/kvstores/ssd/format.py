@@ -129,25 +129,31 @@ class Erased(NamedTuple):
     """Whose records are to be forgotten, by digests of the names, so that a folder does not keep the names themselves.
 
     Attributes:
-        tenant: `_digest` of the tenant; zeros for all.
+        whose: `_digest` of the tenant; zeros for all. If `narrow`, a namespace; with a tenant, `_joined` to it.
         model: `_digest` of the model; zeros for all.
+        narrow: Whether only one namespace's are.
     """
 
-    tenant: bytes
+    whose: bytes
     model: bytes
+    narrow: bool = False
 
     @classmethod
     def of(cls, which: NamespaceFilter) -> Erased:
         """What a filter means."""
-        return cls(*(_digest(name) if name else bytes(32) for name in (which.tenant, which.model)))
+        tenant, model = (_digest(name) if name else bytes(32) for name in (which.tenant, which.model))
+        if not which.namespace:
+            return cls(tenant, model)
+        whose = _joined(which.namespace, which.tenant) if which.tenant else which.namespace
+        return cls(whose, model, narrow=True)
 
     def means(self, owner: Owner) -> bool:
         """Whether an owner's records are meant; nobody's never are."""
-        return (
-            owner != NOBODY
-            and self.tenant in (bytes(32), _digest(owner.tenant))
-            and self.model in (bytes(32), _digest(owner.model))
-        )
+        if owner == NOBODY or self.model not in (bytes(32), _digest(owner.model)):
+            return False
+        if self.narrow:
+            return self.whose in (owner.namespace, _joined(owner.namespace, owner.tenant))
+        return self.whose in (bytes(32), _digest(owner.tenant))
 
 
 NOBODY = Owner(bytes(KEY_NBYTES), "", "")
@@ -157,6 +163,10 @@ NOBODY = Owner(bytes(KEY_NBYTES), "", "")
 @lru_cache(maxsize=4096)
 def _digest(name: str) -> bytes:
     return hashlib.sha256(b"deepinfra/kv\0" + name.encode()).digest()
+
+
+def _joined(namespace: bytes, tenant: str) -> bytes:
+    return hashlib.sha256(b"deepinfra/kv/namespace\0" + namespace + tenant.encode()).digest()
 
 
 def tag_of(tenant: str) -> str:

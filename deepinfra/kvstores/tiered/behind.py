@@ -270,4 +270,4 @@ def _parent(record: KVRecord) -> bytes:
 
 
 def _fits(record: KVRecord, which: NamespaceFilter) -> bool:
-    return which.tenant in ("", record.tenant) and which.model in ("", record.model)
+    return which.matches(record.tenant, record.model, record.namespace)

@@ -33,7 +33,7 @@ class Header(NamedTuple):
 
 def pack(record: KVRecord, now: float, life_s: float) -> bytes:
     """The string to be stored."""
-    header = _HEADER.pack(_MAGIC, len(record.tokens), now, life_s, now + life_s, scope_of(record.tenant, record.model))
+    header = _HEADER.pack(_MAGIC, len(record.tokens), now, life_s, now + life_s, scope_of(record))
     return b"".join((header, array("I", record.tokens).tobytes(), record.data))
 
 
@@ -50,9 +50,10 @@ def record_id(ref: RecordRef) -> bytes:
     return ref.key if ref.kind == "block" else ref.key + ref.kind.encode()
 
 
-def scope_of(tenant: str, model: str) -> bytes:
-    """16 bytes that name a tenant's records of a model."""
-    return hashlib.sha256(b"%d/%s/%s" % (len(tenant.encode()), tenant.encode(), model.encode())).digest()[:16]
+def scope_of(record: KVRecord) -> bytes:
+    """16 bytes that name a tenant's records of a model in a namespace."""
+    tenant, model = record.tenant.encode(), record.model.encode()
+    return hashlib.sha256(b"%s/%d/%s/%s" % (record.namespace, len(tenant), tenant, model)).digest()[:16]
 
 
 def member_of(record: KVRecord, nbytes: int) -> bytes:

@@ -1,8 +1,8 @@
 """What runs on the server, each script in one piece: no other client sees half of it.
 
 Besides records (`PREFIX:r:ID`) there are, so that nothing ever has to look at all keys: a sorted set for each scope
-(tenant and model) of its records by expiry (`PREFIX:i:SCOPE`), a hash of scopes (`PREFIX:scopes`) and one of totals
-(`PREFIX:totals`). Offsets are those of `records._HEADER`, counted from 1 as Lua does.
+(tenant, model and namespace) of its records by expiry (`PREFIX:i:SCOPE`), a hash of scopes (`PREFIX:scopes`) and one of
+totals (`PREFIX:totals`). Offsets are those of `records._HEADER`, counted from 1 as Lua does.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class Server:
         """Keep records for so many seconds, in one round trip; returns how many were not held."""
         pipeline = self._client.pipeline(transaction=False)
         for record, life_s in records:
-            value, scope = pack(record, now, life_s), scope_of(record.tenant, record.model).hex()
-            about = json.dumps([record.tenant, record.model])
+            value, scope = pack(record, now, life_s), scope_of(record).hex()
+            about = json.dumps([record.tenant, record.model, record.namespace.hex()])
             member = member_of(record, len(value))
             self._save(
                 args=[self._prefix, record_id(record.ref), now, life_s, value, scope, member, about], client=pipeline
@@ -97,8 +97,8 @@ class Server:
         """Remove records; returns how many, and their bytes."""
         records = nbytes = 0
         for scope, about in self._client.hgetall(self._name("scopes")).items():
-            tenant, model = json.loads(about)
-            if which.tenant in ("", tenant) and which.model in ("", model):
+            tenant, model, *namespace = json.loads(about)  # a version before wrote no namespace: it may be any
+            if which.matches(tenant, model, bytes.fromhex(namespace[0]) if namespace else which.namespace):
                 gone = self._clear(scope, "+inf")
                 records, nbytes = records + gone[0], nbytes + gone[1]
         return records, nbytes
