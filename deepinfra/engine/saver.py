@@ -36,6 +36,9 @@ _KNOWN = 1 << 16
 _QUEUE = 1 << 14
 """Blocks that may wait to be saved; beyond it new ones are dropped."""
 
+_TOUCHES = 256
+"""Sequences whose use of the device's blocks may wait to be told; the oldest is left out beyond it."""
+
 _RETRY_S = 0.005
 """Pause when loads hold every staging slot; a step, which frees them, takes that long or longer."""
 
@@ -86,7 +89,8 @@ class Saver:
         self._store, self._layout, self._model, self._snapshots = store, layout, model, snapshots
         self._fastest: str | None = None
         self._queue: deque[SaveItem] = deque()
-        self._touches: deque[tuple[tuple[BlockKey, ...], Retention]] = deque(maxlen=1024)
+        self._touches: deque[tuple[Live, int]] = deque(maxlen=_TOUCHES)
+        self._again: set[BlockKey] = set()
         self._known: OrderedDict[bytes, _Kept] = OrderedDict()
         self._signal = Signal()
         self._idle = anyio.Event()
@@ -104,20 +108,23 @@ class Saver:
         for index in blocks:
             if self._has(live.keys[index], live.spec.retention) or (item := self._item(live, index)) is None:
                 continue
-            if len(self._queue) >= _QUEUE:
-                self.dropped += 1
+            if not self._put(item):
                 return
-            self._put(item)
 
     def opened(self, live: Live) -> None:
-        """A sequence begins behind blocks that were on the device: they are used, and some are to be kept only now.
+        """A sequence began behind blocks that are on the device: they are used, and some are to be kept only now.
 
-        Those are what was computed by requests that asked for less. What the store was given and does not have any
-        more is not copied again for every hit: that waits until it is computed again.
+        Those are what was computed by requests that asked for less, and what the store asks for when it is told of the
+        use. What it was given and does not have any more is not copied again for every hit: that waits until it is
+        computed again. What is loaded in the step that opens the sequence is right only after it.
         """
         retention = live.spec.retention
-        self.touch(live.keys[: live.published], retention)
-        if retention.traffic == "none" or not retention.disk:
+        if retention.traffic == "none":
+            return
+        if live.published and live.epoch == 1:  # one that was preempted finds what it wrote itself
+            self._touches.append((live, live.published))
+            self._wake()
+        if not retention.disk:
             return
         held = len(live.source.refs) if live.source is not None else 0
         self.offer(
@@ -173,10 +180,7 @@ class Saver:
 
     def offer_snapshot(self, item: SaveItem, slot: int) -> bool:
         """Queue a snapshot that is in a staging slot; unless there is no room, the slot is the queue's."""
-        if len(self._queue) >= _QUEUE:
-            return False
-        self._put(replace(item, slot=slot))
-        return True
+        return self._put(replace(item, slot=slot))
 
     def forget_snapshot(self, key: BlockKey) -> None:
         """A snapshot that was to come does not, or one that was there is damaged."""
@@ -199,12 +203,6 @@ class Saver:
                     self._bound()
                 else:
                     self._known.pop(_snapshot_id(key), None)
-
-    def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
-        """Tell the store, some time, that blocks were used on the device."""
-        if keys and retention.traffic != "none":
-            self._touches.append((tuple(keys), retention))
-            self._wake()
 
     def begin(self) -> None:
         """A life of the executor begins: snapshots that were queued after the last `run` name slots of the one before.
@@ -237,13 +235,15 @@ class Saver:
             slots.give([item.slot for item in self._queue if item.slot >= 0])
             self._queue.clear()
             self._touches.clear()
+            self._again.clear()
             self._known.clear()
             self._idle.set()
 
     async def _one_batch(self, memory: KVMemory, blocks: BlockPool, slots: Slots, freed: Signal) -> None:
         while self._touches:
-            keys, retention = self._touches.popleft()
-            await self._store.touch(keys, retention)
+            live, count = self._touches.popleft()
+            keys = live.keys[:count]
+            self._offer_again(live, keys, await self._store.touch(keys, live.spec.retention))
         if not self._queue:
             return
         most = max(1, blocks.num_blocks // 20)
@@ -257,6 +257,7 @@ class Saver:
         try:
             while self._queue and len(batch) < most and (room or self._queue[0].slot >= 0):
                 item = self._queue.popleft()
+                self._again.discard(item.key)
                 if item.slot >= 0:
                     taken.append(item.slot)
                     batch.append((item, None))
@@ -304,10 +305,26 @@ class Saver:
             data=slot[:nbytes],
         )
 
-    def _put(self, item: SaveItem) -> None:
+    def _offer_again(self, live: Live, keys: Sequence[BlockKey], wanted: Sequence[BlockKey] | None) -> None:
+        """Queue blocks that the store asks for although it was given them, in order; none twice."""
+        wishes = set(wanted or ()) - self._again  # a plug-in may forget to return anything
+        if not wishes:
+            return
+        for index, key in enumerate(keys):
+            if key in wishes and (item := self._item(live, index)) is not None:
+                if not self._put(item):
+                    return
+                self._again.add(key)
+
+    def _put(self, item: SaveItem) -> bool:
+        """Queue a record if there is room."""
+        if len(self._queue) >= _QUEUE:
+            self.dropped += 1
+            return False
         self._know(item.id, item.retention)
         self._queue.append(item)
         self._wake()
+        return True
 
     def _has(self, record_id: bytes, retention: Retention) -> bool:
         """Whether a record is known to be kept, or queued, where such a retention wants it."""

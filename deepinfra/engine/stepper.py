@@ -143,6 +143,8 @@ class Stepper:
         self._tally.preemptions += len(planned.preempted)
         self.snapshots.taken()
         if self._saver is not None:
+            for seq in planned.opened:
+                self._saver.opened(planned.lives[seq])
             for record in planned.filled:
                 self._saver.promote(record.live, record.index, record.tier)
         self._commits.step(self.blocks, planned, result)
@@ -217,8 +219,6 @@ class Stepper:
             self._roster.fetchable.discard(seq)
             if live.opened_at is None:
                 live.opened_at = now
-            if self._saver is not None:
-                self._saver.opened(live)
 
     def _preempted(self, planned: Planned | None) -> None:
         if planned is not None and planned.preempted:

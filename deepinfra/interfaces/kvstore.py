@@ -64,11 +64,19 @@ class KVStore(Component):
         A record already held is not written again. What cannot be written is dropped and counted in `stats`.
         """
 
-    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> Sequence[BlockKey]:
         """Tell that records were used above (in RAM or on the device), so that their life slides; default: nothing.
 
-        `keys` are of one sequence, in order: of the snapshots at their ends, only the last one is used.
+        Args:
+            keys: Of one sequence, in order: of the snapshots at their ends, only the last one is used.
+            retention: How they would be kept if they were saved now.
+
+        Returns:
+            Those whose blocks the store would like to be given (once more) now that they were used, parents first. They
+            come with a `save` if they are still on the device; nothing is promised.
         """
+        await checkpoint()
+        return ()
 
     async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
         """Token ids of some held blocks that continue `parent` (a namespace's root: first blocks); default: none.

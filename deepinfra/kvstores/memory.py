@@ -164,7 +164,7 @@ class MemoryStore(KVStore):
             if ttl_s > 0:
                 copied += self._keep(record, now, ttl_s)
 
-    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> Sequence[BlockKey]:
         """See `KVStore.touch`."""
         now, rank, ttl_s = self.clock.wall(), self._ranks.used(self.clock.now()), self._lifetimes.of(retention)
         deepest: Held | None = None
@@ -177,6 +177,7 @@ class MemoryStore(KVStore):
                 deepest = snapshot
         if deepest is not None:
             deepest.use(rank, now + ttl_s)
+        return ()
 
     async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
         """See `KVStore.successors`."""

@@ -95,7 +95,7 @@ class TierOptions(BaseModel):
     use: str = Field(min_length=1, description="Name of the store.")
     write: Annotated[WriteOptions, BeforeValidator(_by_class)] = Field(
         default=WriteOptions(),
-        description="What is written to it: `all`, `second-touch` (what was offered before), `prefix-depth:N` (the "
+        description="What is written to it: `all`, `second-touch` (what is asked for twice), `prefix-depth:N` (the "
         "first N blocks of a prefix), or a table of these by class: `default`, `agent`, `chat`.",
     )
 

@@ -71,10 +71,10 @@ class BrokenStore(KVStore):
         await self._called("save")
         await self.inner.save(records)
 
-    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> Sequence[BlockKey]:
         """See `KVStore.touch`."""
         await self._called("touch")
-        await self.inner.touch(keys, retention)
+        return await self.inner.touch(keys, retention)
 
     async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
         """See `KVStore.successors`."""
@@ -182,10 +182,10 @@ class FlakyStore(KVStore):
         await self.inner.save(kept)
         await self._stall()
 
-    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> Sequence[BlockKey]:
         """See `KVStore.touch`."""
         await self._stall()
-        await self.inner.touch(keys, retention)
+        return await self.inner.touch(keys, retention)
 
     async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:
         """See `KVStore.successors`."""

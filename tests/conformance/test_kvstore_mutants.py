@@ -210,9 +210,20 @@ class CannotBeEnteredAgain(MemoryStore):
 
 
 class TouchRaises(MemoryStore):
-    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> Sequence[BlockKey]:
         for key in keys:
             self._held[key].rank = 1
+        return ()
+
+
+class TouchReturnsNothing(MemoryStore):
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:  # type: ignore[override]
+        await super().touch(keys, retention)
+
+
+class WantsTailsFirst(MemoryStore):
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> Sequence[BlockKey]:
+        return keys[::-1]
 
 
 files: list[object] = []
@@ -239,6 +250,8 @@ MUTANTS: list[tuple[type[KVStore], str]] = [
     (NeverExpires, "test_a_record_dies_when_its_life_is_over"),
     (DiesEarly, "test_a_record_dies_when_its_life_is_over"),
     (TouchRaises, "test_touching_hurts_nothing"),
+    (TouchReturnsNothing, "test_touching_hurts_nothing"),
+    (WantsTailsFirst, "test_touching_hurts_nothing"),
     (ForgetsAllOfATenant, "test_a_namespace_is_forgotten_and_no_other_of_its_tenant"),
     (BansWhatItForgot, "test_what_was_forgotten_can_be_saved_again"),
     (MixesUpConcurrentLoads, "test_concurrent_calls_give_everybody_the_right_bytes"),

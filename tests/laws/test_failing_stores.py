@@ -133,9 +133,9 @@ class Hanging(MemoryStore):
         await self._perhaps("save")
         await super().save(records)
 
-    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> Sequence[BlockKey]:
         await self._perhaps("touch")
-        await super().touch(keys, retention)
+        return await super().touch(keys, retention)
 
 
 ASKS = tuple(Ask(prompt=tuple((first * 7 + i) % 5 for i in range(21)), max_tokens=9) for first in range(3))

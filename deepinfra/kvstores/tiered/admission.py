@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
-from deepinfra.core.kv import KVRecord
+from deepinfra.core.ids import BlockKey
+from deepinfra.core.kv import KVRecord, Traffic
 from deepinfra.kvstores.tiered.recent import Recent
 
 __all__ = ("Admission", "WriteRules", "parse_rule")
@@ -39,10 +40,10 @@ def parse_rule(text: str) -> _Rule:
 class Admission:
     """The rules of one tier.
 
-    `all` writes everything; `second-touch` what is offered again after it was not written, among the last 65,536 such
-    records; `prefix-depth:N` the first N blocks of a prefix. How deep a block is follows from its parent, so of a
-    prefix whose beginning was last offered before 65,536 other shallow blocks (or by another process) nothing is
-    written until it is offered from its beginning again.
+    `all` writes everything; `second-touch` what is offered again, or used above, after it was not written, among the
+    last 65,536 such records; `prefix-depth:N` the first N blocks of a prefix. How deep a block is follows from its
+    parent, so of a prefix whose beginning was last offered before 65,536 other shallow blocks (or by another process)
+    nothing is written until it is offered from its beginning again.
     """
 
     def __init__(self, write: WriteRules) -> None:
@@ -58,6 +59,16 @@ class Admission:
         if rule is None or rule.kind == "all":
             return True
         return seen if rule.kind == "second-touch" else 0 < depth <= rule.depth
+
+    def admits_again(self, key: BlockKey, traffic: Traffic) -> bool:
+        """Whether to write a block that was offered before and left out, if it were offered again."""
+        rule = self._rules.get(traffic)
+        return rule is None or rule.kind != "prefix-depth" or 0 < (self._depths.get(key) or 0) <= rule.depth
+
+    def asks_for_two(self, traffic: Traffic) -> bool:
+        """Whether what is offered for the first time is left out."""
+        rule = self._rules.get(traffic)
+        return rule is not None and rule.kind == "second-touch"
 
     def _depth(self, record: KVRecord) -> int:
         """Number of the record's block in its prefix, from 1; 0 for deeper than any rule asks, or unknown."""

@@ -103,12 +103,13 @@ class Guard:
             return False
         return True
 
-    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
-        """Tell of use; lost if the tier is down."""
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> Sequence[BlockKey]:
+        """Tell of use, lost if the tier is down; returns what the tier would like to be given."""
         try:
-            await self._call(self._timeout_s, self.store.touch, keys, retention)
+            wanted = await self._call(self._timeout_s, self.store.touch, keys, retention)
         except _DownError:
-            pass
+            return ()
+        return wanted or ()  # a plug-in may forget to return anything
 
     async def successors(self, parent: BlockKey, most: int) -> Sequence[tuple[int, ...]]:
         """See `KVStore.successors`."""

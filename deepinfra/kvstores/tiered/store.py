@@ -45,7 +45,7 @@ class Tier:
 
     Attributes:
         store: Entered and left with the tiers around it.
-        write: What it is given: `all`, `second-touch` (what was offered before), `prefix-depth:N` (the first N blocks
+        write: What it is given: `all`, `second-touch` (what is asked for twice), `prefix-depth:N` (the first N blocks
             of a prefix), or one of these by class of traffic.
     """
 
@@ -252,11 +252,15 @@ class TieredStore(KVStore):
         if first:
             await self._guards[0].save(first)
 
-    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
-        """See `KVStore.touch`; slower tiers are told later."""
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> Sequence[BlockKey]:
+        """See `KVStore.touch`; slower tiers are told later.
+
+        What the device or a fast tier holds is not saved again, so this is how a filter learns of a second use.
+        """
+        wanted = set(await self._guards[0].touch(keys, retention))
         for behind in self._behind:
-            behind.touch(keys, retention)
-        await self._guards[0].touch(keys, retention)
+            wanted.update(await behind.touch(keys, retention))
+        return [key for key in keys if key in wanted]
 
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         """See `KVStore.forget`. A tier that is down forgets when it is back, before anything else is asked of it.

@@ -7,21 +7,22 @@ totals (`PREFIX:totals`). Offsets are those of `records._HEADER`, counted from 1
 
 from __future__ import annotations
 
-__all__ = ("FORGET", "MATCH", "SAVE", "TOUCH")
+__all__ = ("FORGET", "MATCH", "SAVE", "TOUCH", "TOUCH_LAST")
 
 _SLIDE = """
 local function slide(prefix, id, now, life)
   local key = prefix .. ':r:' .. id
   local head = redis.call('GETRANGE', key, 0, 47)
-  if #head < 48 then return end
+  if #head < 48 then return false end
   local expires = struct.unpack('<d', head, 25)
   if life < 0 then life = struct.unpack('<d', head, 17) end
-  if now + life <= expires then return end
+  if now + life <= expires then return true end
   redis.call('SETRANGE', key, 24, struct.pack('<d', now + life))
   redis.call('PEXPIRE', key, math.ceil(life * 1000))
   local scope = string.gsub(string.sub(head, 33, 48), '.', function(c) return string.format('%02x', string.byte(c)) end)
   local member = id .. ':' .. redis.call('STRLEN', key)
   redis.call('ZADD', prefix .. ':i:' .. scope, 'XX', string.format('%.3f', now + life), member)
+  return true
 end
 """
 
@@ -64,6 +65,17 @@ for i = 4, #ARGV do slide(ARGV[1], ARGV[i], tonumber(ARGV[2]), tonumber(ARGV[3])
 """
 )
 """prefix, now, life (-1: each record's own), ids."""
+
+TOUCH_LAST = (
+    _SLIDE
+    + """
+for i = #ARGV, 4, -1 do
+  if slide(ARGV[1], ARGV[i], tonumber(ARGV[2]), tonumber(ARGV[3])) then return 1 end
+end
+return 0
+"""
+)
+"""prefix, now, life, ids -> 1 if one of them is held; the last such one lives on."""
 
 FORGET = """
 local prefix, scope = ARGV[1], ARGV[2]

@@ -44,8 +44,9 @@ class Server:
         )
         self._client: Any = redis.Redis.from_pool(pool)  # typed for strings and asyncio too: an answer is one of four
         self._prefix = prefix.encode()
-        self._match, self._save, self._touch, self._forget = (
-            self._client.register_script(text) for text in (scripts.MATCH, scripts.SAVE, scripts.TOUCH, scripts.FORGET)
+        self._match, self._save, self._touch, self._touch_last, self._forget = (
+            self._client.register_script(text)
+            for text in (scripts.MATCH, scripts.SAVE, scripts.TOUCH, scripts.TOUCH_LAST, scripts.FORGET)
         )
 
     def close(self) -> None:
@@ -92,6 +93,14 @@ class Server:
         """Let records live on; a negative life is each record's own."""
         for start in range(0, len(ids), CHUNK_KEYS):
             self._touch(args=[self._prefix, now, life_s, *ids[start : start + CHUNK_KEYS]])
+
+    def use(self, keys: Sequence[BlockKey], now: float, life_s: float) -> None:
+        """Let the blocks of a chain live on, and of the snapshots at their ends the deepest one that is held."""
+        self.touch(keys, now, life_s)
+        for end in range(len(keys), 0, -CHUNK_KEYS):
+            ids = [key + b"snapshot" for key in keys[max(0, end - CHUNK_KEYS) : end]]
+            if self._touch_last(args=[self._prefix, now, life_s, *ids]):
+                break
 
     def forget(self, which: NamespaceFilter) -> tuple[int, int]:
         """Remove records; returns how many, and their bytes."""

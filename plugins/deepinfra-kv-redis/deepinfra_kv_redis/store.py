@@ -196,11 +196,11 @@ class RedisStore(KVStore):
         elif records:
             self._totals = await self._ask(Server.totals) or self._totals
 
-    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> None:
-        """See `KVStore.touch`; snapshots live on with their blocks."""
+    async def touch(self, keys: Sequence[BlockKey], retention: Retention) -> Sequence[BlockKey]:
+        """See `KVStore.touch`."""
         if (life_s := self._life(retention)) > 0 and keys:
-            ids = [id_ for key in keys for id_ in (bytes(key), key + b"snapshot")]
-            await self._ask(Server.touch, ids, self.clock.wall(), life_s)
+            await self._ask(Server.use, list(keys), self.clock.wall(), life_s)
+        return ()
 
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         """See `KVStore.forget`. If the server cannot be reached: as soon as it can, and before anything else."""

@@ -144,6 +144,20 @@ async def test_use_lets_a_record_live_on_there(make: Make, server: Any) -> None:
     client.close()
 
 
+async def test_of_a_chain_s_snapshots_the_last_one_lives_on(make: Make) -> None:
+    retention, clock = Retention(ttl_s=100.0), ManualClock()
+    tokens = range(2 * 1_100)
+    blocks = chain(*tokens, nbytes=10, retention=retention)
+    snapshots = chain(*tokens, nbytes=20, kind="snapshot", retention=retention)
+    async with make() as store:
+        store.clock = clock
+        await store.save([*blocks, *snapshots[3:9:5], snapshots[500]])
+        await store.touch(keys_of(blocks), Retention(ttl_s=300.0))
+        clock.advance(200.0)
+        match = await store.match(keys_of(blocks))
+    assert (len(match.refs), match.snapshots) == (1_100, (500,))
+
+
 async def test_nothing_is_left_of_a_tenant_that_is_forgotten(make: Make, server: Any) -> None:
     client = redis.Redis(unix_socket_path=str(server.socket))
     async with make() as store:
