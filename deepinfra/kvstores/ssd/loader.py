@@ -83,17 +83,18 @@ class Loader:
                 pieces = [piece for _, _, piece in mine[at:end]]
                 whole = await self._read_pieces(segment, pieces)
                 flight.whole.update([piece.id for piece in pieces[:whole]])
-                if flight.copies:
-                    for piece in pieces[:whole]:
-                        for copy in flight.copies.get(piece.id, ()):
-                            copy[:] = piece.buffer
+                for piece in pieces[:whole]:
+                    for copy in flight.copies.get(piece.id, ()):
+                        copy[:] = piece.buffer
+                    del self._flights[piece.id]  # whoever comes while other files are read would get no copy
                 if whole < len(pieces):
                     self._index.lose(segment, pieces[whole].id, pieces[whole].entry)
                     return mine[at + whole][0]
                 at = end
         finally:
             for _, _, piece in mine:
-                del self._flights[piece.id]
+                if self._flights.get(piece.id) is flight:
+                    del self._flights[piece.id]
             flight.landed.set()
         return count
 
