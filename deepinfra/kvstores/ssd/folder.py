@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -77,8 +77,11 @@ class Folder:
         lack: Why the last `reserve` claimed nothing; empty if it did, or if only a tenant's quota was in its way.
     """
 
-    def __init__(self, disk: Disk, path: Path, capacity_nbytes: int, min_free_nbytes: int) -> None:
+    def __init__(
+        self, disk: Disk, path: Path, capacity_nbytes: int, min_free_nbytes: int, quota_of: Callable[[str], int]
+    ) -> None:
         self.disk, self.path = disk, path
+        self._quota_of = quota_of
         self._capacity_nbytes, self._min_free_nbytes = capacity_nbytes, min_free_nbytes
         self.writer = ""
         self.claims: dict[str, int] = {}
@@ -190,10 +193,21 @@ class Folder:
                 self.lack = error
             return gone
 
-    def fits(self, name: str, nbytes: int) -> bool:
-        """Whether a file may grow to `nbytes` on disk without anything going for it; ask under the lock."""
+    def fits(self, name: str, nbytes: int, tenant: str) -> bool:
+        """Whether a file may grow to `nbytes` on disk without anything going for it; ask under the lock.
+
+        Args:
+            name: Of the file.
+            nbytes: Bytes on disk.
+            tenant: Whose it is, if it has one of its own.
+        """
         files, total, _ = self._survey(Wish(name), {})
-        return total + nbytes - sum(file.nbytes for file in files if file.name == name) <= self._capacity_nbytes
+        more = nbytes - sum(file.nbytes for file in files if file.name == name)
+        tag = parsed.tag if (parsed := parse_name(name)) is not None else ""
+        quota = self._quota_of(tenant) if tag else 0
+        if quota and sum(file.nbytes for file in files if file.tag == tag) + more > quota:
+            return False
+        return total + more <= self._capacity_nbytes
 
     def _survey(self, wish: Wish, used: Mapping[str, int]) -> tuple[list[File], int, int]:
         """Files of records, bytes that all files take or may take, and how many of these are still to be written."""

@@ -160,7 +160,8 @@ def _mend(disk: Disk, folder: Folder, fd: int, segment: Segment) -> bool:
                 return False
             disk.truncate(fd, segment.size)
             footer = pack_footer(segment.size, segment.live_rows().tobytes(), segment.owners)
-            if not folder.fits(segment.name, allocated(segment.size + len(footer))):
+            tenant = segment.owners[0].tenant if segment.owners else ""
+            if not folder.fits(segment.name, allocated(segment.size + len(footer)), tenant):
                 return True
             write_all(disk, fd, [footer], segment.size)
             times = segment.table()["created"]

@@ -129,10 +129,12 @@ class SsdStore(KVStore):
     def _reset(self) -> None:
         clock, offload = self.clock, self.offload
         self._index = Index()
-        self._folder = Folder(self.disk, self.path, self._limits.capacity_nbytes, self._limits.min_free_nbytes)
+        quotas = self._quotas()
+        limits = self._limits
+        self._folder = Folder(self.disk, self.path, limits.capacity_nbytes, limits.min_free_nbytes, quotas.quota)
         self._loader = Loader(self._index, self.disk, self.path, clock, offload)
         self._follower = Follower(self._index, self._folder, clock, offload)
-        self._writer = Writer(self._index, self._folder, self._follower, clock, offload, self._limits, self._quotas())
+        self._writer = Writer(self._index, self._folder, self._follower, clock, offload, limits, quotas)
         self._hits = self._misses = 0
 
     @asynccontextmanager

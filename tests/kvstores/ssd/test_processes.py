@@ -260,6 +260,20 @@ async def test_over_quota_a_tenants_own_oldest_goes(tmp_path: Path) -> None:
         assert dropped == 0
 
 
+async def test_a_dead_process_file_gets_no_footer_that_takes_its_tenant_over_the_quota(tmp_path: Path) -> None:
+    alive, killed = tmp_path / "alive", tmp_path / "killed"
+    killed.mkdir()
+    records = chain(*range(200), tenant="small")
+    async with make(alive, ManualClock(), quotas={"small": 500_000}) as store:
+        await store.save(records)
+        for path in alive.glob("*.kvseg"):
+            (killed / path.name).write_bytes(path.read_bytes())
+    quota = sum(-(-path.stat().st_size // 4096) * 4096 for path in killed.glob("*.kvseg"))
+    async with make(killed, ManualClock(), quotas={"small": quota}) as store:
+        assert await hits(store, records) == 100
+        assert sum(path.stat().st_blocks * 512 for path in killed.glob("*.kvseg")) <= quota
+
+
 async def test_a_quota_too_small_for_one_record_drops_it_and_nothing_else(tmp_path: Path) -> None:
     async with two(tmp_path, quotas={"tiny": 2_000}) as (one, _, _):
         await one.save(chain(1, 2, tenant="others") + chain(1, 2, tenant="tiny"))
