@@ -88,7 +88,7 @@ class KVStore(Component):
 
     @abstractmethod
     async def forget(self, which: NamespaceFilter) -> Forgotten:
-        """Remove every record that matches; when this returns none of them can be matched or loaded."""
+        """Remove every record that `which.matches`; when this returns none of them can be matched or loaded."""
 
     @abstractmethod
     def stats(self) -> KVStats:
