@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -261,17 +262,20 @@ async def test_over_quota_a_tenants_own_oldest_goes(tmp_path: Path) -> None:
 
 
 async def test_a_dead_process_file_gets_no_footer_that_takes_its_tenant_over_the_quota(tmp_path: Path) -> None:
-    alive, killed = tmp_path / "alive", tmp_path / "killed"
-    killed.mkdir()
-    records = chain(*range(200), tenant="small")
-    async with make(alive, ManualClock(), quotas={"small": 500_000}) as store:
+    def taken(folder: Path) -> int:
+        return sum(-(-path.stat().st_size // 4096) * 4096 for path in folder.glob("*.kvseg"))
+
+    records = chain(*range(36), tenant="small")  # so many that the footer begins a block
+    async with make(tmp_path / "alive", ManualClock(), quotas={"small": 500_000}) as store:
         await store.save(records)
-        for path in alive.glob("*.kvseg"):
-            (killed / path.name).write_bytes(path.read_bytes())
-    quota = sum(-(-path.stat().st_size // 4096) * 4096 for path in killed.glob("*.kvseg"))
-    async with make(killed, ManualClock(), quotas={"small": quota}) as store:
-        assert await hits(store, records) == 100
-        assert sum(path.stat().st_blocks * 512 for path in killed.glob("*.kvseg")) <= quota
+        for copy in ("roomy", "tight"):
+            shutil.copytree(tmp_path / "alive", tmp_path / copy, ignore=shutil.ignore_patterns("*.kvproc"))
+    quota = taken(tmp_path / "tight")
+    for copy, small in (("roomy", 500_000), ("tight", quota)):
+        async with make(tmp_path / copy, ManualClock(), quotas={"small": small}) as store:
+            assert await hits(store, records) == 18
+    assert taken(tmp_path / "roomy") > quota
+    assert taken(tmp_path / "tight") == quota
 
 
 async def test_a_quota_too_small_for_one_record_drops_it_and_nothing_else(tmp_path: Path) -> None:
