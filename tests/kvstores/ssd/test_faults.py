@@ -137,7 +137,7 @@ async def check(folder: Path, strike: Strike | None, *, threads: bool = False) -
                 if not disk.faults["pwritev flip"]:  # a file is read up to what is damaged in it
                     assert await alive(peer, FRESH) == len(FRESH), "what one saves the other finds"
             disk.strike = None
-        assert open_files() == before, "no handle is left open"
+        assert open_files() <= before, "no handle is left open"
         everything = [*OLD, *NEW, *GONE, *FRESH]
         async with make(folder, disk, clock, threads=threads) as store:  # so the lock is free
             stats = store.stats()
@@ -147,7 +147,7 @@ async def check(folder: Path, strike: Strike | None, *, threads: bool = False) -
             assert stats.records >= held
             await store.save(OLD + NEW)
             assert await alive(store, OLD + NEW) == len(OLD + NEW)
-        assert open_files() == before
+        assert open_files() <= before
     return disk
 
 

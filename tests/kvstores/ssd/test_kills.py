@@ -85,7 +85,7 @@ async def check_kills(folder: Path, times: int) -> None:
             assert store.stats().damaged == 0, "a record that is not all there is not held"
         first = last + 2  # the save behind the last one may have been cut, or not been told
     assert held > 10 * times
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -195,7 +195,7 @@ async def test_a_file_that_expires_while_open_is_closed(tmp_path: Path) -> None:
         for _ in range(20):
             clock.advance(100_000.0)
             await store.save(RECORDS)
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 async def test_a_file_that_vanishes_is_a_miss(tmp_path: Path) -> None:
