@@ -190,8 +190,12 @@ def _held(
     processes = GaugeMetricFamily(
         f"deepinfra_{kind}_processes", f"Processes that use what {what} keeps, this one included.", labels=labels
     )
+    erasures = CounterMetricFamily(
+        f"deepinfra_{kind}_erasures", f"Times that {what} forgot something, for whichever process.", labels=labels
+    )
     for values, stats in stores:
         processes.add_metric(values, stats.processes)
+        erasures.add_metric(values, stats.erasures)
         held.add_metric((*values, "used"), stats.nbytes)
         held.add_metric((*values, "capacity"), stats.capacity_nbytes)
         records.add_metric(values, stats.records)
@@ -200,7 +204,7 @@ def _held(
         written.add_metric((*values, "saved"), stats.saved_nbytes)
         written.add_metric((*values, "all"), stats.written_nbytes)
         amplification.add_metric(values, stats.write_amplification)
-    yield from (held, records, events, written, amplification, processes)
+    yield from (held, records, events, written, amplification, processes, erasures)
 
 
 def _schedulers(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:

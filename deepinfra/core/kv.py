@@ -324,6 +324,7 @@ class KVStats:
         written_nbytes: All bytes written; more than `saved_nbytes` by what keeping them costs.
         tiers: A store of several tiers tells of each.
         processes: That use what it keeps, this one included, as far as it knows.
+        erasures: Times that something was forgotten there, by whichever process, as far as it knows.
     """
 
     records: int = 0
@@ -342,6 +343,7 @@ class KVStats:
     written_nbytes: int = 0
     tiers: tuple[TierStats, ...] = ()
     processes: int = 1
+    erasures: int = 0
 
     @property
     def write_amplification(self) -> float:

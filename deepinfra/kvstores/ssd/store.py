@@ -277,6 +277,7 @@ class SsdStore(KVStore):
             saved_nbytes=writer.saved_nbytes,
             written_nbytes=writer.written_nbytes,
             processes=self._follower.writers,
+            erasures=self._follower.erasures,
         )
 
     async def successors(self, parent: BlockKey, most: int = 64) -> Sequence[tuple[int, ...]]:

@@ -37,8 +37,11 @@ POLL_S = 0.25
 
 
 class _Waiting(NamedTuple):
+    """A record, since when it waits, and how often the tier had forgotten something by then."""
+
     record: KVRecord
     since: float
+    erasures: int
 
 
 class _Written(NamedTuple):
@@ -61,6 +64,7 @@ class Behind:
         self.dropped = self.filtered = 0
         self._admission, self._capacity_nbytes, self._clock = admission, capacity_nbytes, clock
         self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
+        self._erasures = 0
         self._nbytes = 0
         self._touches: OrderedDict[BlockKey, tuple[Retention, float]] = OrderedDict()
         self._written: Recent[_Written] = Recent()
@@ -83,7 +87,7 @@ class Behind:
             self._block_nbytes = max(self._block_nbytes, record.ref.nbytes)
         if id_ in self._waiting:  # a new life begins; if it is just being written, it is written again
             again = replace(self._waiting[id_].record, retention=record.retention)
-            self._waiting[id_] = _Waiting(again, now)
+            self._waiting[id_] = self._waiting[id_]._replace(record=again, since=now)
             return False
         written = self._written.get(id_)
         if written is not None:
@@ -99,11 +103,15 @@ class Behind:
             return False
         return True
 
+    def mark(self) -> None:
+        """Records come: note what the tier had forgotten before."""
+        self._erasures = self.guard.stats().erasures
+
     def put(self, record: KVRecord) -> None:
         """Queue a record whose data nobody else will change."""
         id_ = _id(record.ref)
         self._left_out.discard(id_)
-        self._waiting[id_] = _Waiting(record, self._clock.wall())
+        self._waiting[id_] = _Waiting(record, self._clock.wall(), self._erasures)
         self._nbytes += record.ref.nbytes
         self._wake()
 
@@ -210,12 +218,19 @@ class Behind:
     async def forget(self, which: NamespaceFilter) -> Forgotten:
         """Forget what waits and what the tier holds."""
         async with self._writing:
-            waiting = [record for record, _ in self._waiting.values() if _fits(record, which)]
+            self._drop_forgotten()
+            before = self.guard.stats().erasures
+            waiting = [record for record, *_ in self._waiting.values() if _fits(record, which)]
             for record in waiting:
                 self._take(record)
             nbytes = sum(record.ref.nbytes for record in waiting)
             self._written.clear()  # it holds keys, which do not say whose they are
             held = await self.guard.forget(which)
+            erasures = self.guard.stats().erasures
+            if erasures <= before + 1:  # ours, which the rest of the queue has nothing to do with
+                for id_, one in self._waiting.items():
+                    if one.erasures == before:
+                        self._waiting[id_] = one._replace(erasures=erasures)
         self._wake()
         return Forgotten(records=held.records + len(waiting), nbytes=held.nbytes + nbytes)
 
@@ -244,6 +259,7 @@ class Behind:
                 await self.guard.touch([key for key, _ in group], rest)
 
     async def _write(self) -> None:
+        self._drop_forgotten()
         batch: list[_Waiting] = []
         nbytes = 0
         for one in self._waiting.values():
@@ -254,9 +270,16 @@ class Behind:
         if batch:
             await self._write_batch(batch)
 
+    def _drop_forgotten(self) -> None:
+        """Another process had the tier forget something since some of these came: it may have been they."""
+        erasures = self.guard.stats().erasures
+        for one in list(self._waiting.values()):
+            if one.erasures != erasures:
+                self._leave_out(self._take(one.record), filtered=False)
+
     async def _write_batch(self, batch: Sequence[_Waiting]) -> None:
         begun = self._clock.wall()
-        rests = [self._rest(record.retention, since) for record, since in batch]
+        rests = [self._rest(record.retention, since) for record, since, _ in batch]
         lives = zip(batch, rests, strict=True)
         done = await self.guard.save([replace(one.record, retention=rest) for one, rest in lives if rest is not None])
         for one, rest in zip(batch, rests, strict=True):
@@ -270,7 +293,7 @@ class Behind:
             elif not done:
                 self._leave_out(id_, filtered=False)
         if not done:
-            for record, _ in list(self._waiting.values()):
+            for record, *_ in list(self._waiting.values()):
                 if _parent(record) in self._left_out:
                     self._leave_out(self._take(record), filtered=False)
 

@@ -231,6 +231,8 @@ class TieredStore(KVStore):
     async def save(self, records: Sequence[KVRecord]) -> None:
         """See `KVStore.save`; the first tier has the records when this returns."""
         first: list[KVRecord] = []
+        for behind in self._behind:
+            behind.mark()
         copied, now = COPY_NBYTES, self.clock.wall()
         for record in records:
             if copied >= COPY_NBYTES:
@@ -296,6 +298,7 @@ class TieredStore(KVStore):
             saved_nbytes=sum(stats.saved_nbytes for stats in held),
             written_nbytes=sum(stats.written_nbytes for stats in held),
             tiers=tiers,
+            erasures=sum(stats.erasures for stats in held),
         )
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from deepinfra.core.kv import KVRecord, Retention
+from deepinfra.core.kv import KVRecord, NamespaceFilter, Retention
+from deepinfra.interfaces.given import InlineOffload
+from deepinfra.kvstores import MemoryStore, SsdStore, TieredStore
+from deepinfra.testing.clock import ManualClock
+from deepinfra.testing.faults import BrokenStore
 from deepinfra.testing.kvrecords import NBYTES, chain, keys_of
 
 
@@ -164,3 +170,64 @@ async def test_what_continues_a_filtered_block_is_filtered(stack: Any) -> None:
         await s.store.flush()
         assert s.below.inner.stats().records == 0
         assert await saved_below(s, records) == 4
+
+
+async def test_what_waits_is_not_written_once_another_process_had_it_forgotten(tmp_path: Path) -> None:
+    """Nor is the rest of what waits: the store tells that something was forgotten, not what."""
+    clock = ManualClock()
+
+    def disk() -> SsdStore:
+        return SsdStore(tmp_path, capacity_nbytes=1 << 20, min_free_nbytes=0, fsync="none")
+
+    broken = BrokenStore(disk())
+    gone, late = chain(*range(8), tenant="gone"), chain(*range(8), tenant="gone", model="late")
+    store, other = TieredStore([MemoryStore(), broken], drain_s=0.0), disk()
+    for each in (store, other):
+        each.give(clock, InlineOffload())
+    async with store, other:
+        save, go = broken.save, anyio.Event()
+
+        async def slow(given: Sequence[KVRecord]) -> None:
+            broken.save = save  # type: ignore[method-assign]
+            await go.wait()
+            await save(given)
+
+        broken.save = slow  # type: ignore[method-assign]
+        await store.save(chain(50, 51))
+        await anyio.wait_all_tasks_blocked()
+        await store.save(gone)
+        await other.forget(NamespaceFilter(tenant="gone"))
+        clock.advance(2.0)
+        await broken.inner.match(keys_of(gone))  # it hears
+        go.set()
+        await store.flush()
+        clock.advance(2.0)
+        assert len((await other.match(keys_of(gone))).refs) == 0
+        assert store.stats().tiers[1].dropped == len(gone)
+        await store.save(late)
+        await store.flush()
+        clock.advance(2.0)
+        assert len((await other.match(keys_of(late))).refs) == len(late), "what came later is written"
+
+
+async def test_what_waits_outlives_the_forgetting_of_others_by_this_store(stack: Any) -> None:
+    async with stack(timeout_s=60.0) as s:
+        go, save = anyio.Event(), s.below.save
+
+        async def slow(given: list[KVRecord]) -> None:
+            s.below.save = save
+            await go.wait()
+            await save(given)
+
+        s.below.save = slow
+        kept, gone = chain(*range(8), tenant="kept"), chain(*range(8), tenant="gone")
+        await s.store.save(chain(1, 2, tenant="first"))
+        await anyio.wait_all_tasks_blocked()
+        await s.store.save([*kept, *gone])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(s.store.forget, NamespaceFilter(tenant="gone"))
+            await anyio.wait_all_tasks_blocked()
+            go.set()
+        await s.store.flush()
+        assert await s.held_below(kept) == len(kept)
+        assert await s.held_below(gone) == 0
