@@ -280,12 +280,13 @@ async def test_killing_at_any_moment_under_load_loses_no_file_and_tells_no_lie()
     truth = await reference(30)
     executor = process()
     before, mapped = open_fds(), shared_mappings()
-    got = []
-    for _ in range(10):
+    got: list[int] = []
+    most = 1000
+    while len(got) < 10 or not sum(got):  # later and later, where the child has a slow processor
         async with executor, anyio.create_task_group() as tasks:
-            tasks.start_soon(kill_after, executor.pid, draw.randrange(1000))
+            tasks.start_soon(kill_after, executor.pid, draw.randrange(most))
             got.append(await serve_until_lost(executor, truth))
-    assert sum(got) > 0
+        most += most // 4
     assert open_fds().keys() == before.keys()
     assert shared_mappings() == mapped
 
