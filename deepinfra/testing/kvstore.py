@@ -78,10 +78,12 @@ class KVStoreConformance:
 
     Attributes:
         persistent: Whether what was saved is there after the store is left and made again.
+        lossy: Whether random histories must expect that it loses records without counting them.
         capacity_nbytes: Cap that `make` gives a store which has one; about 80 of the kit's records.
     """
 
     persistent = False
+    lossy = False
     capacity_nbytes = 256 << 10
 
     @pytest.fixture(params=["asyncio", "trio"])
@@ -420,4 +422,4 @@ class KVStoreConformance:
 
     def test_any_history_keeps_the_laws(self, tmp_path: Path, anyio_backend: str) -> None:
         """See `deepinfra.testing.kvstore_machine`."""
-        run_kvstore_machine(self.make, tmp_path, persistent=self.persistent, backend=anyio_backend)
+        run_kvstore_machine(self.make, tmp_path, persistent=self.persistent, lossy=self.lossy, backend=anyio_backend)

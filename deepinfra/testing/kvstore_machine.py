@@ -41,6 +41,7 @@ def run_kvstore_machine(
     folder: Path,
     *,
     persistent: bool,
+    lossy: bool = False,
     backend: str = "asyncio",
     examples: int = 25,
     steps: int = 30,
@@ -56,6 +57,7 @@ def run_kvstore_machine(
         make: Makes a store in a folder, as `KVStoreConformance.make` does; large enough to keep a few dozen records.
         folder: Each history gets a new one inside.
         persistent: Whether records survive leaving the store.
+        lossy: Whether it may lose records without counting them: then anything may be missing, and nothing be wrong.
         backend: Of anyio.
         examples: Histories.
         steps: Calls per history.
@@ -66,7 +68,7 @@ def run_kvstore_machine(
 
         class Machine(_Machine):
             def __init__(self) -> None:
-                super().__init__(make, folder / f"history-{next(numbers)}", persistent, portal)
+                super().__init__(make, folder / f"history-{next(numbers)}", persistent, lossy, portal)
 
         run_state_machine_as_test(
             Machine,
@@ -85,15 +87,18 @@ def run_kvstore_machine(
 class _Machine(RuleBasedStateMachine):
     saved = saved
 
-    def __init__(self, make: Callable[[Path], KVStore], folder: Path, persistent: bool, portal: BlockingPortal) -> None:
+    def __init__(
+        self, make: Callable[[Path], KVStore], folder: Path, persistent: bool, lossy: bool, portal: BlockingPortal
+    ) -> None:
         super().__init__()
+        self._always_lossy = lossy
         self._make, self._folder, self._persistent, self._portal = make, folder, persistent, portal
         folder.mkdir()
         self._clock = ManualClock()
         self._known: dict[RecordRef, KVRecord] = {}  # what must be held, unless the store says that it lost something
         self._dead_at: dict[RecordRef, float] = {}
         self._sure_until: dict[RecordRef, float] = {}
-        self._lossy = False
+        self._lossy = lossy
         self._stack = ExitStack()
         self._enter()
 
@@ -210,7 +215,7 @@ class _Machine(RuleBasedStateMachine):
             self._known.clear()
             self._dead_at.clear()
             self._sure_until.clear()
-            self._lossy = False
+            self._lossy = self._always_lossy
         elif not self._lossy:
             assert self._store.stats().records >= lasting, "lost by a restart"
 
