@@ -382,8 +382,7 @@ async def test_a_failing_disk_gives_misses_and_nothing_else(tmp_path: Path, seed
             before = await check_bytes(store, list(everything.values()))
         async with make(tmp_path / "kv", disk, clock=clock, capacity_nbytes=300_000) as store:
             again = await check_bytes(store, list(everything.values()))
-            # Never fewer, unless the file system gave a file one more block and that had to fit under the cap.
-            assert again >= before or store.stats().evicted, store.stats()
+            assert again >= before, "only what a passing fault hid comes back"
             assert store.stats().nbytes >= sum(f.stat().st_blocks * 512 for f in (tmp_path / "kv").glob("*.kvseg"))
     assert sum(disk.faults.values()) > 20
 
