@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepinfra.bench.machine import CpuUse, CpuWatch
+from deepinfra.core.cost import StepWork
 from deepinfra.core.step import DoneRow, StepReport, WorkItem
 from deepinfra.errors import ConfigError
 from deepinfra.interfaces.executor import Executor
 from deepinfra.interfaces.given import Clock, SystemClock
-from deepinfra.schedulers.predictor import StepPredictor, StepWork, percentile
+from deepinfra.schedulers.predictor import StepPredictor, percentile
 from deepinfra.testing.host import Host, Line
 
 __all__ = ("ErrorRow", "ProfileReport", "ProfileRun", "run_profile")

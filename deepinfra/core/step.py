@@ -13,6 +13,7 @@ from deepinfra.core.ids import BlockId, Epoch, SeqId
 from deepinfra.core.sampling import SamplingParams
 
 __all__ = (
+    "BucketStats",
     "Choice",
     "DoneRow",
     "Fill",
@@ -104,12 +105,17 @@ class Choice(NamedTuple):
     that may lose their blocks if a running one's claim does not fit, first victim first; a sequence that is being
     opened never preempts. `fetch` starts loads. `shed` ends waiting
     sequences with `overloaded`.
+
+    `repeat` says for how many steps in a row the choice would be the same if nothing happened but that every sequence
+    in it decoded one token per step: nobody waits who could be opened, no load, no deadline, no draft. A Scheduler
+    that does not know says 1. The engine uses it with executors that provide `repeat`.
     """
 
     run: tuple[Grant, ...] = ()
     preempt: tuple[SeqId, ...] = ()
     fetch: tuple[SeqId, ...] = ()
     shed: tuple[SeqId, ...] = ()
+    repeat: int = 1
 
 
 class DoneRow(NamedTuple):
@@ -133,6 +139,32 @@ class StepReport(NamedTuple):
     loaded: tuple[SeqId, ...] = ()
 
 
+class BucketStats(NamedTuple):
+    """One length bucket of a Scheduler.
+
+    Attributes:
+        least: Uncached prompt tokens from which a sequence belongs to it.
+        waiting: Sequences that wait.
+        waiting_tokens: Their prompt tokens without cache.
+        oldest_s: Seconds that the one waits which has waited longest; 0 if none does.
+        opened: Sequences opened so far, each once however often it was preempted.
+        overtaken: How often sequences of it were passed while they waited, in all.
+        overtaken_most: How often the one was passed that was passed most often.
+        tokens: Prompt tokens computed so far.
+        predicted_s: Seconds that these were predicted to take.
+    """
+
+    least: int
+    waiting: int = 0
+    waiting_tokens: int = 0
+    oldest_s: float = 0.0
+    opened: int = 0
+    overtaken: int = 0
+    overtaken_most: int = 0
+    tokens: int = 0
+    predicted_s: float = 0.0
+
+
 class SchedulerStats(NamedTuple):
     """A Scheduler's numbers, for whoever exports them.
 
@@ -145,6 +177,13 @@ class SchedulerStats(NamedTuple):
         backlog_s: Seconds that computing these is predicted to take.
         refused: Sequences not admitted.
         shed: Waiting sequences ended so that others had room.
+        buckets: Of each length bucket, shortest first.
+        budget_s: Seconds that steps were allowed to take by its aims, over steps that had an aim.
+        predicted_s: Seconds that these were predicted to take.
+        measured_s: Seconds that they took.
+        max_overtakes: How often a sequence may be passed; `None`: no bound is kept.
+        max_wait_steps: Steps after which a sequence of the lowest priority that has room is first in line whoever
+            comes; `None`: no bound is kept.
     """
 
     learned: int = 0
@@ -154,6 +193,12 @@ class SchedulerStats(NamedTuple):
     backlog_s: float = 0.0
     refused: int = 0
     shed: int = 0
+    buckets: tuple[BucketStats, ...] = ()
+    budget_s: float = 0.0
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
+    max_overtakes: int | None = None
+    max_wait_steps: int | None = None
 
 
 # -- executor -------------------------------------------------------------------------------------
@@ -218,7 +263,12 @@ class Snapshot(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step, told as differences. Order of meaning: `snapshots`, `closed`, `opened`, `fills`, `items`."""
+    """One step, told as differences. Order of meaning: `snapshots`, `closed`, `opened`, `fills`, `items`.
+
+    With `repeat` over 1 (only to executors that provide `repeat`) the items are single rows that sample, without
+    drafts and masks, and the executor goes on by itself: it computes them so many times in a row, each time one
+    position further, with blocks that they have. `StepHandle.cut` ends it early.
+    """
 
     step: int
     items: tuple[WorkItem, ...]
@@ -228,6 +278,7 @@ class StepPlan(NamedTuple):
     masked: bool = False
     placement: Placement | None = None
     snapshots: tuple[Snapshot, ...] = ()
+    repeat: int = 1
 
 
 class MaskRows(NamedTuple):
@@ -268,10 +319,14 @@ class SeqFailure(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Outputs of one step; `seconds` is time inside the executor."""
+    """Outputs of one step; `seconds` is time inside the executor.
+
+    Of a repeated step `each_s` are the seconds of each time it was computed, and every output has as many tokens.
+    """
 
     step: int
     outputs: tuple[SeqOutput, ...]
     seconds: float
     failed: tuple[SeqFailure, ...] = ()
     expert_load: ExpertLoad | None = None
+    each_s: tuple[float, ...] = ()

@@ -22,6 +22,13 @@ class StepHandle(Protocol):
     def masks(self, rows: MaskRows) -> None:
         """Give token masks; exactly once if `plan.masked`, before the step samples, else never."""
 
+    def cut(self) -> None:
+        """End a repeated step (`StepPlan.repeat`) behind the time that it is computing; no effect on any other step.
+
+        Default: nothing, for executors that do not provide `repeat`.
+        """
+        return
+
     async def result(self) -> StepResult:
         """Wait for the step; called once. A cancelled wait does not stop the step.
 
@@ -65,7 +72,8 @@ class Executor(Component):
     `async with`. After `ExecutorLost` the object is left and entered again, with empty memory.
 
     Capabilities in `provides`: `batch-invariant` (a sequence's bits do not depend on its batch), `drafts` (verifies
-    `WorkItem.drafts`), `logprobs`, `masks`, `media`, `sampling` (all of `SamplingParams`), `placement`.
+    `WorkItem.drafts`), `logprobs`, `masks`, `media`, `sampling` (all of `SamplingParams`), `placement`, `repeat`
+    (several steps of the same decoding sequences at once, see `StepPlan.repeat`).
     """
 
     depth: int = 1

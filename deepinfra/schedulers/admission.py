@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from deepinfra.core.cost import StepCost, StepWork
 from deepinfra.core.ids import SeqId
 from deepinfra.core.step import Job
 from deepinfra.errors import Overloaded
-from deepinfra.schedulers.predictor import StepCost, StepWork
 
 __all__ = ("REOPEN", "Admission", "Amount", "Ask", "Limits", "OutputGuess")
 

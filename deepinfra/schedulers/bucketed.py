@@ -11,12 +11,13 @@ from typing import Self
 import anyio
 
 from deepinfra.core.buckets import DEFAULT_EDGES, bucket_of
+from deepinfra.core.cost import StepCost, StepWork
 from deepinfra.core.ids import SeqId
 from deepinfra.core.step import Choice, Job, RunRow, SchedulerStats, StepReport, StepView
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers.admission import Limits
 from deepinfra.schedulers.overtaking import Overtakes
-from deepinfra.schedulers.predictor import MEMORY, StepCost, StepWork
+from deepinfra.schedulers.predictor import MEMORY
 from deepinfra.schedulers.queue import Entry, Grants, Queue, give_decode
 from deepinfra.schedulers.timings import Timings
 from deepinfra.schedulers.turns import Chunk, Lane, Turns, chunk_work

@@ -12,8 +12,8 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
+from deepinfra.core.cost import StepCost, StepWork
 from deepinfra.core.step import StepView
-from deepinfra.schedulers.predictor import StepCost, StepWork
 
 __all__ = ("Drain", "Load", "Point", "drain")
 

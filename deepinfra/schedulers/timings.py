@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from deepinfra.schedulers.predictor import Sample, StepCost, StepWork
+from deepinfra.core.cost import Sample, StepCost, StepWork
 
 __all__ = ("Timings",)
 

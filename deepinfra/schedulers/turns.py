@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import isinf
 
+from deepinfra.core.cost import StepCost
 from deepinfra.core.step import StepView
 from deepinfra.schedulers.overtaking import Overtakes
-from deepinfra.schedulers.predictor import StepCost
 from deepinfra.schedulers.queue import Entry, Grants
 
 __all__ = ("MIN_CHUNK", "Chunk", "Lane", "Turns", "chunk_work")

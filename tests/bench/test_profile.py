@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from deepinfra.bench.profile import ProfileRun, run_profile
+from deepinfra.core.cost import StepCost, StepWork
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.errors import ConfigError
 from deepinfra.executors.toy import ToyExecutor
 from deepinfra.interfaces.executor import StepHandle
-from deepinfra.schedulers.predictor import StepCost, StepPredictor, StepWork
+from deepinfra.schedulers.predictor import StepPredictor
 
 TRUTH = StepCost(step=0.03, chunk_token=1e-3, chunk_read=1e-6, decode_row=3e-3, decode_read=5e-6, draft=2e-3)
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepinfra.core.cost import StepCost, StepWork
 from deepinfra.core.ids import SeqId
 from deepinfra.core.step import DoneRow, Job, StepReport, StepView
 from deepinfra.errors import Overloaded
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers import Bucketed, Fcfs
-from deepinfra.schedulers.predictor import READY, StepCost, StepWork
+from deepinfra.schedulers.predictor import READY
 from deepinfra.testing.clock import ManualClock
 from deepinfra.testing.mini_pool import MiniPool
 

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepinfra.core.cost import StepCost, StepWork
 from deepinfra.core.step import DoneRow, Job, RunRow, StepReport, StepView
 from deepinfra.schedulers import Bucketed
-from deepinfra.schedulers.predictor import READY, StepCost, StepWork
+from deepinfra.schedulers.predictor import READY
 from deepinfra.testing.mini_pool import MiniPool
 
 COST = StepCost(step=0.010, chunk_token=0.001, decode_row=0.001)

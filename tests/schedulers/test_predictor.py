@@ -3,8 +3,9 @@ import statistics
 
 import pytest
 
+from deepinfra.core.cost import StepCost, StepWork
 from deepinfra.core.step import DoneRow, StepReport
-from deepinfra.schedulers.predictor import READY, RECENT, StepCost, StepPredictor, StepWork, percentile
+from deepinfra.schedulers.predictor import READY, RECENT, StepPredictor, percentile
 
 TRUTH = StepCost(step=0.012, chunk_token=9e-4, chunk_read=1.5e-8, decode_row=7e-4, decode_read=2e-7, draft=5e-4)
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from deepinfra.core.cost import Sample, StepCost, StepWork
 from deepinfra.core.step import DoneRow, Job, StepReport, StepView
 from deepinfra.schedulers import Bucketed
-from deepinfra.schedulers.predictor import MEMORY, READY, Sample, StepCost, StepWork
+from deepinfra.schedulers.predictor import MEMORY, READY
 from deepinfra.schedulers.timings import Timings
 
 COST = StepCost(step=0.010, chunk_token=0.001)

@@ -1,0 +1,1 @@
+"""`deepinfra simulate`: the real engine in virtual time, and a plan for a fleet."""
