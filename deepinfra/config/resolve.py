@@ -165,7 +165,7 @@ class Blueprint:
 
         return Engine(
             self.recipe.build(),
-            self.pool.build() if self.pool else None,
+            self.pool.build() if self.pool else (),
             prefill=[pool.build() for pool in self.prefill],
             decode=[pool.build() for pool in self.decode],
             name=self.name,

@@ -10,6 +10,7 @@ Source: reference counts, prefix index and LRU of unreferenced blocks are vLLM's
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from itertools import islice
@@ -51,6 +52,10 @@ class BlockPool:
                 break
             found.append(block)
         return found
+
+    def reach(self, keys: Sequence[BlockKey]) -> int:
+        """How long `match` would be, by a look at a few keys: a prefix is forgotten from its tail, nearly always."""
+        return bisect_left(keys, True, key=lambda key: key not in self._block_of)
 
     def find(self, key: BlockKey) -> BlockId | None:
         """The block that holds `key`, if any; takes no reference."""

@@ -28,6 +28,8 @@ from deepinfra.engine.live import Ending
 from deepinfra.engine.meters import Meters
 from deepinfra.engine.pool import Pool
 from deepinfra.engine.public import PublicPrefixes
+from deepinfra.engine.routes import Route, least_loaded
+from deepinfra.engine.sources import Chain, Kin
 from deepinfra.engine.stats import EngineStats, State
 from deepinfra.engine.stream import Mailbox, Signal, Stream
 from deepinfra.errors import (
@@ -44,7 +46,7 @@ from deepinfra.errors import (
 from deepinfra.interfaces.given import Clock, Offload, SystemClock, ThreadOffload
 from deepinfra.interfaces.recipe import Recipe, Tokenizer
 
-__all__ = ("Engine", "PoolView", "Route")
+__all__ = ("Engine",)
 
 _log = logging.getLogger("deepinfra.engine")
 
@@ -54,27 +56,12 @@ _RENDERS = 2
 _LAG_INTERVAL_S = 0.25
 
 
-class PoolView(tuple[str, int, int]):
-    """(name, waiting, running) of a pool, for a route."""
-
-    __slots__ = ()
-
-
-Route = Callable[[SeqSpec, Sequence[PoolView]], int]
-"""Which of several pools takes a sequence: a pure function of the sequence and the pools' views; returns an index."""
-
-
-def least_loaded(spec: SeqSpec, views: Sequence[PoolView]) -> int:
-    """The pool with the fewest waiting, then running sequences; the first of equals."""
-    return min(range(len(views)), key=lambda i: views[i][1:])
-
-
 class Engine(AsyncContextManagerMixin):
     """Serves one model: `async with engine`, then `async with engine.generate(request) as stream`.
 
     Args:
         recipe: Request to tokens and back.
-        pool: One pool that does everything; or
+        pool: One pool that does everything, or several that each do: replicas; or
         prefill: pools that compute prompts up to the first token, and
         decode: pools that go on from there.
         route: Chooses among several pools of one kind.
@@ -89,7 +76,7 @@ class Engine(AsyncContextManagerMixin):
     def __init__(
         self,
         recipe: Recipe,
-        pool: Pool | None = None,
+        pool: Pool | Sequence[Pool] = (),
         *,
         prefill: Sequence[Pool] = (),
         decode: Sequence[Pool] = (),
@@ -100,13 +87,12 @@ class Engine(AsyncContextManagerMixin):
         clock: Clock | None = None,
         offload: Offload | None = None,
     ) -> None:
-        if (pool is None) != bool(prefill and decode) or (pool is not None and (prefill or decode)):
-            raise ConfigError("an engine needs either one pool, or both prefill and decode pools")
-        if len({id(one) for one in (*prefill, *decode)}) != len(prefill) + len(decode):
-            raise ConfigError("a pool is given twice; prefill and decode pools must be different objects")
+        whole = [pool] if isinstance(pool, Pool) else list(pool)
+        if bool(whole) == bool(prefill and decode) or (whole and (prefill or decode)):
+            raise ConfigError("an engine needs either pools that do everything, or both prefill and decode pools")
         self.recipe = recipe
-        self._first = [pool] if pool is not None else list(prefill)
-        self._last = [] if pool is not None else list(decode)
+        self._first, self._last = whole or list(prefill), list(decode)
+        _check_apart(self.pools)
         self._route = route
         self._name = name
         self._clock: Clock = clock or SystemClock()
@@ -168,7 +154,7 @@ class Engine(AsyncContextManagerMixin):
                 self._longest_token = await self._offload(_longest_token, self.recipe.tokenizer)
                 await self._public.ids(datetime.fromtimestamp(self._clock.wall(), UTC).date().isoformat())
                 self._renders = anyio.CapacityLimiter(_RENDERS)
-                for pool in {id(pool): pool for pool in (*self._last, *self._first)}.values():
+                for pool in (*self._last, *self._first):
                     await stack.enter_async_context(pool)
                 self._tasks = await stack.enter_async_context(anyio.create_task_group())
                 stack.callback(self._tasks.cancel_scope.cancel)
@@ -394,9 +380,9 @@ class Engine(AsyncContextManagerMixin):
 
     async def _through_pools(self, answer: Answer, started: Callable[[], None]) -> Ending:
         """Prefill and decode, in one pool or in two."""
-        first = self._choose(self._first, answer.spec)
+        first, chain = await self._choose(self._first, answer.spec)
         handoff: Handoff | None = None
-        async with first.run(answer.spec, prefill_only=bool(self._last)) as live:
+        async with first.run(answer.spec, prefill_only=bool(self._last), chain=chain) as live:
             started()
             ending = await answer.follow(live)
             if ending.reason != "handoff":
@@ -406,17 +392,23 @@ class Engine(AsyncContextManagerMixin):
                 handoff = await first.export(live)
             except ExecutorLost:
                 handoff = None  # the decode pool computes the prompt itself
-        last = self._choose(self._last, spec)
-        async with last.run(spec, handoff=handoff) as live:
+        last, chain = await self._choose(self._last, spec)
+        async with last.run(spec, handoff=handoff, chain=chain) as live:
             return await answer.follow(live)
 
-    def _choose(self, pools: Sequence[Pool], spec: SeqSpec) -> Pool:
+    async def _choose(self, pools: Sequence[Pool], spec: SeqSpec) -> tuple[Pool, Chain]:
+        """The pool that takes a sequence, and the keys of its blocks there; pools of the same kin hash them once."""
+        chains: dict[Kin, Chain] = {}
+        for pool in pools:
+            if pool.kin not in chains:
+                chains[pool.kin] = await pool.chain(spec)
         serving = [pool for pool in pools if pool.state not in ("failed", "stopped")]
         if not serving:
             raise next((pool.failure for pool in pools if pool.failure is not None), EngineNotRunningError())
-        if len(serving) == 1:
-            return serving[0]
-        return serving[self._route(spec, [PoolView((pool.name, *pool.view())) for pool in serving])]
+        chosen = serving[0]
+        if len(serving) > 1:
+            chosen = serving[self._route(spec, [pool.view(chains[pool.kin].keys) for pool in serving])]
+        return chosen, chains[chosen.kin]
 
     # -- numbers ------------------------------------------------------------------------------------
 
@@ -438,6 +430,15 @@ class Engine(AsyncContextManagerMixin):
             loop_lag=meters.loop_lag.snapshot(),
             pools=pools,
         )
+
+
+def _check_apart(pools: Sequence[Pool]) -> None:
+    """Refuse pools that are one, and names by which neither a route nor a metric could tell them apart."""
+    if len({id(pool) for pool in pools}) != len(pools):
+        raise ConfigError("a pool is given twice; the pools of an engine must be different objects")
+    names = [pool.name for pool in pools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"two pools are named {twice!r}; give each pool of an engine a name of its own")
 
 
 def _longest_token(tokenizer: Tokenizer) -> int:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Self
 
 import anyio
 from anyio import AsyncContextManagerMixin
 from anyio.abc import TaskGroup, TaskStatus
 
-from deepinfra.core.ids import SeqId
-from deepinfra.core.kv import KVStats, TierHit, root_key
+from deepinfra.core.ids import BlockKey, SeqId
+from deepinfra.core.kv import KVStats, TierHit
 from deepinfra.core.model import ExecutorLimits
 from deepinfra.core.request import SeqSpec
 from deepinfra.core.step import Job, StepReport
@@ -24,8 +24,9 @@ from deepinfra.engine.handoff import Handoff, HandoffStore, export
 from deepinfra.engine.live import Ending, Live
 from deepinfra.engine.matcher import Matcher
 from deepinfra.engine.roster import Roster
+from deepinfra.engine.routes import PoolView
 from deepinfra.engine.saver import Saver
-from deepinfra.engine.sources import find_source, namespace_of, public_blocks
+from deepinfra.engine.sources import Chain, Kin, find_source
 from deepinfra.engine.stats import PoolStats, State, StepTally
 from deepinfra.engine.stepper import Stepper
 from deepinfra.engine.windows import ReplayMode, SnapshotMode, window_plan
@@ -102,12 +103,13 @@ class Pool(AsyncContextManagerMixin):
         self.offload: Offload = offload or ThreadOffload()
         self.state: State = "stopped"
         self.failure: PoolFailedError | None = None
+        self._kin: Kin | None = None
         self._recipe_version = ""
         self._stepper: Stepper | None = None
         self._constraints: Constraints | None = None
         self.limits: ExecutorLimits
         self._tally = StepTally()
-        self._losses = 0
+        self._losses = self._sent = self._sent_tokens = 0
         self._check()
 
     def _check(self) -> None:
@@ -136,6 +138,7 @@ class Pool(AsyncContextManagerMixin):
             constraints: Compiles what sequences must match; without it constrained ones are refused.
         """
         self.clock, self.offload, self._recipe_version, self._constraints = clock, offload, recipe_version, constraints
+        self._kin = None
         for part in self._parts():
             part.give(clock, offload)
 
@@ -183,7 +186,9 @@ class Pool(AsyncContextManagerMixin):
                         self.state = "ready"
                         if not started:
                             started = True
-                            self._say_windows()
+                            if self._windows.rows:
+                                kept = self.snapshots if self.store is not None else "off: no store"
+                                _log.info("pool %s: %s", self.name, self._windows.sentence(kept))
                             task_status.started()
                         lost = await stepper.run()
                         tasks.cancel_scope.cancel()
@@ -213,20 +218,6 @@ class Pool(AsyncContextManagerMixin):
                 _log.exception("pool %s failed", self.name)
                 self._fail(PoolFailedError(f"one of its parts raised {type(error).__name__}; the log says more"))
                 return
-
-    def _say_windows(self) -> None:
-        """Log what a cached prefix must have to be worth anything."""
-        plan = self._windows
-        if plan.rows:
-            _log.info(
-                "pool %s: windows come back from snapshots (%s), or by computing %d rows again (%s replay): without a "
-                "snapshot the smallest reusable prefix has %d tokens",
-                self.name,
-                self.snapshots if self.store is not None else "off: no store",
-                plan.rows,
-                plan.mode,
-                plan.least_prefix,
-            )
 
     def _new_stepper(self, tasks: TaskGroup) -> Stepper:
         return Stepper(
@@ -280,32 +271,41 @@ class Pool(AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def run(
-        self, spec: SeqSpec, *, handoff: Handoff | None = None, prefill_only: bool = False
+        self,
+        spec: SeqSpec,
+        *,
+        handoff: Handoff | None = None,
+        prefill_only: bool = False,
+        chain: Chain | None = None,
     ) -> AsyncGenerator[Live]:
         """A sequence's life in this pool; leaving by any door gives its blocks back at the next step boundary.
+
+        Args:
+            spec: What is asked.
+            handoff: Brings blocks from another pool.
+            prefill_only: End it after its first token.
+            chain: `Pool.chain` of a pool of the same kin, if it was computed already.
 
         Raises:
             Overloaded: The scheduler does not admit it.
             PoolFailedError: The pool no longer serves; says why.
             RequestError: Its constraint is wrong.
         """
-        matcher = await self._matcher(spec)
-        namespace = namespace_of(self.executor, self._recipe_version, spec.tenant, spec.salt, self.replay)
-        live = Live(
-            spec=spec,
-            root=root_key(namespace),
-            tokens=list(spec.tokens),
-            prefill_only=prefill_only,
-            matcher=matcher,
-            public=public_blocks(self.executor, self._recipe_version, spec, self.replay),
-        )
-        if len(live.tokens) > _INLINE_TOKENS:
-            await self.offload(live.extend_keys, self.executor.layout.block_size)
-        else:
-            live.extend_keys(self.executor.layout.block_size)
-        await self._find_source(live, handoff)
-        if spec.explain and handoff is None:
-            live.miss = await self._look(live)
+        with self._coming(spec):
+            matcher = await self._matcher(spec)
+            root, public, keys = chain or await self.chain(spec)
+            live = Live(
+                spec=spec,
+                root=root,
+                tokens=list(spec.tokens),
+                prefill_only=prefill_only,
+                keys=keys,
+                matcher=matcher,
+                public=public,
+            )
+            await self._find_source(live, handoff)
+            if spec.explain and handoff is None:
+                live.miss = await self._look(live)
         # Not before the wait: a pool that failed meanwhile has told every sequence it knew, and not this one.
         if self.state in ("failed", "stopped"):
             raise self.failure or EngineNotRunningError
@@ -331,6 +331,30 @@ class Pool(AsyncContextManagerMixin):
             self._roster.leave(live)
             if self.state in ("failed", "stopped"):
                 self._roster.forget(live)
+
+    @property
+    def kin(self) -> Kin:
+        """What the keys of its blocks depend on, besides the sequence: pools of the same kin have the same."""
+        if self._kin is None:
+            self._kin = Kin.of(self.executor, self._recipe_version, self.replay)
+        return self._kin
+
+    async def chain(self, spec: SeqSpec) -> Chain:
+        """Name a sequence's blocks, off the loop if they are many."""
+        if len(spec.tokens) > _INLINE_TOKENS:
+            return await self.offload(self.kin.chain, spec)
+        return self.kin.chain(spec)
+
+    @contextmanager
+    def _coming(self, spec: SeqSpec) -> Generator[None]:
+        """Count a sequence that was sent here until it is queued: others may be routed meanwhile."""
+        self._sent += 1
+        self._sent_tokens += len(spec.tokens)
+        try:
+            yield
+        finally:
+            self._sent -= 1
+            self._sent_tokens -= len(spec.tokens)
 
     def _cached(self, live: Live) -> int:
         """Tokens that need not be computed, once what the store has of them is loaded; notes if anything is to be."""
@@ -396,10 +420,25 @@ class Pool(AsyncContextManagerMixin):
             self.offload,
         )
 
-    def view(self) -> tuple[int, int]:
-        """(waiting, running) sequences; what a route needs to know."""
-        running = len(self._stepper.planner.running) if self._stepper is not None else 0
-        return len(self._roster.lives) - running, running
+    def view(self, keys: Sequence[BlockKey] = ()) -> PoolView:
+        """What a route needs to know; `keys` are those of the sequence to be routed."""
+        running = self._running
+        stats, blocks = self.scheduler.stats(), self._stepper.blocks if self._stepper is not None else None
+        return PoolView(
+            name=self.name,
+            waiting=len(self._roster.lives) - len(running) + self._sent,
+            running=len(running),
+            cached_tokens=0 if blocks is None else blocks.reach(keys) * blocks.block_size,
+            backlog_tokens=stats.backlog_tokens + self._sent_tokens,
+            backlog_s=stats.backlog_s,
+            prefill_tokens=sum(live.todo for live in running.values() if live.todo > 1),
+            blocks_free=0 if blocks is None else blocks.free_blocks,
+            blocks_total=0 if blocks is None else blocks.num_blocks,
+        )
+
+    @property
+    def _running(self) -> Mapping[SeqId, Live]:
+        return self._stepper.planner.running if self._stepper is not None else {}
 
     async def settle(self) -> None:
         """Wait until no sequence and no load is left and queued KV is saved."""
@@ -416,7 +455,8 @@ class Pool(AsyncContextManagerMixin):
     def stats(self) -> PoolStats:
         """Numbers so far."""
         stepper = self._stepper
-        waiting, running = self.view() if self.state != "stopped" else (0, 0)
+        running = len(self._running)
+        waiting = len(self._roster.lives) - running if self.state != "stopped" else 0
         saver = self._saver if self.state != "stopped" else None
         verified, accepted = (0, 0) if self.state == "stopped" or self._drafting is None else self._drafting.counts
         store: KVStats | None = self.store.stats() if self.store is not None and saver is not None else None

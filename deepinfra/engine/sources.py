@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import takewhile
+from typing import NamedTuple
 
 from deepinfra.core.ids import BlockKey
-from deepinfra.core.kv import FRAME_NBYTES, KVLayout, Match, Namespace, PublicBlocks, RecordRef, root_key
+from deepinfra.core.kv import FRAME_NBYTES, KVLayout, Match, Namespace, PublicBlocks, RecordRef, block_keys, root_key
 from deepinfra.core.request import PUBLIC, SeqSpec
 from deepinfra.engine.live import Live, Source
 from deepinfra.engine.windows import ReplayMode
 from deepinfra.interfaces.executor import Executor
 from deepinfra.interfaces.kvstore import KVStore
 
-__all__ = ("find_source", "namespace_of", "public_blocks")
+__all__ = ("Chain", "Kin", "find_source", "namespace_of")
 
 
 def namespace_of(
@@ -33,17 +35,36 @@ def namespace_of(
     )
 
 
-def public_blocks(
-    executor: Executor, recipe_version: str, spec: SeqSpec, replay: ReplayMode = "exact"
-) -> PublicBlocks | None:
-    """The blocks of a sequence that lie whole in a public prefix, where its tenant does not own these anyway.
+class Chain(NamedTuple):
+    """What a sequence's blocks are called: the root of their keys, those that are no tenant's own, a key per block."""
 
-    A salt asks to share with nobody, so it shares nothing public either.
-    """
-    blocks = spec.public // executor.layout.block_size
-    if not blocks or spec.salt or spec.tenant == PUBLIC:
-        return None
-    return PublicBlocks(root_key(namespace_of(executor, recipe_version, PUBLIC, replay=replay)), blocks)
+    root: BlockKey
+    public: PublicBlocks | None
+    keys: list[BlockKey]
+
+
+class Kin(NamedTuple):
+    """All that a pool decides about keys: `namespace` of the public tenant, and tokens per block."""
+
+    namespace: Namespace
+    block_size: int
+
+    @classmethod
+    def of(cls, executor: Executor, recipe_version: str, replay: ReplayMode = "exact") -> Kin:
+        """That of a pool with such an executor."""
+        return cls(namespace_of(executor, recipe_version, PUBLIC, replay=replay), executor.layout.block_size)
+
+    def chain(self, spec: SeqSpec) -> Chain:
+        """Names of a sequence's blocks.
+
+        Those that lie whole in a public prefix are public, where its tenant does not own these anyway. A salt asks to
+        share with nobody, so it shares nothing public either.
+        """
+        root = root_key(replace(self.namespace, tenant=spec.tenant, salt=spec.salt))
+        public: PublicBlocks | None = None
+        if (blocks := spec.public // self.block_size) and not spec.salt and spec.tenant != PUBLIC:
+            public = PublicBlocks(root_key(self.namespace), blocks)
+        return Chain(root, public, block_keys(root, spec.tokens, self.block_size, public=public))
 
 
 async def find_source(store: KVStore, live: Live, layout: KVLayout) -> Source | None:

@@ -82,6 +82,13 @@ class WindowPlan:
         """Tokens of the smallest prefix that saves computing where there is no snapshot of its end."""
         return self.boundary(self.rows) + self.unit if self.rows else self.unit
 
+    def sentence(self, snapshots: str) -> str:
+        """What a cached prefix must have to be worth anything; `snapshots` says where those are kept."""
+        return (
+            f"windows come back from snapshots ({snapshots}), or by computing {self.rows} rows again ({self.mode} "
+            f"replay): without a snapshot the smallest reusable prefix has {self.least_prefix} tokens"
+        )
+
 
 def window_plan(layout: KVLayout, mode: ReplayMode = "exact", grid: int = 1) -> WindowPlan:
     """What a layout asks for.

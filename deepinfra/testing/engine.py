@@ -21,7 +21,7 @@ from deepinfra.core.conversation import Constraint
 from deepinfra.core.events import Failed, Finished, TextDelta
 from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import Purpose, SamplingParams, uniform
-from deepinfra.engine import Engine, Pool
+from deepinfra.engine import Engine, Pool, cache_aware, least_loaded
 from deepinfra.executors.toy import ToyExecutor, toy_cell, toy_next
 from deepinfra.executors.toy_windows import toy_window
 from deepinfra.interfaces.executor import Executor
@@ -88,6 +88,7 @@ class Scenario:
     seed: int = 0
     windows: tuple[int, ...] = ()
     snapshots: Literal["off", "ram", "disk"] = "disk"
+    replicas: int = 1
 
 
 @dataclass(slots=True)
@@ -209,6 +210,7 @@ def random_scenario(rng: random.Random) -> Scenario:
         seed=rng.randrange(1 << 30),
         windows=rng.choice(((), (), (1,), (2, 2), (3,), (2, 3, 2), (5, 5))),
         snapshots=rng.choice(("off", "ram", "disk", "disk")),
+        replicas=rng.choice((1, 1, 1, 2)),
     )
 
 
@@ -266,6 +268,13 @@ def _pool(scenario: Scenario, rng: random.Random, store: KVStore | None, name: s
     return kind(scheduler, executor, store=store, speculator=speculator, name=name, snapshots=scenario.snapshots)
 
 
+def _store(scenario: Scenario) -> KVStore | None:
+    if scenario.store == "none":
+        return None
+    store = MemoryStore(capacity_nbytes=1 << 20)
+    return FlakyStore(store, random.Random(scenario.seed), rate=0.2) if scenario.store == "flaky" else store
+
+
 def _build(scenario: Scenario, store: KVStore | None, truth: _Truth) -> Engine:
     """The engine that a scenario describes."""
     rng = random.Random(scenario.seed)
@@ -273,7 +282,9 @@ def _build(scenario: Scenario, store: KVStore | None, truth: _Truth) -> Engine:
     if scenario.split:
         prefill, decode = _pool(scenario, rng, store, "prefill", truth), _pool(scenario, rng, None, "decode", truth)
         return Engine(TinyRecipe(), prefill=[prefill], decode=[decode], offload=offload)
-    return Engine(TinyRecipe(), _pool(scenario, rng, store, "pool", truth), offload=offload)
+    stores = [store, *(_store(scenario) for _ in range(scenario.replicas - 1))]
+    pools = [_pool(scenario, rng, one, f"pool{index}", truth) for index, one in enumerate(stores)]
+    return Engine(TinyRecipe(), pools, route=cache_aware() if scenario.seed % 2 else least_loaded, offload=offload)
 
 
 async def run_scenario(
@@ -290,10 +301,7 @@ async def run_scenario(
     Returns:
         Sentences about what broke the law; empty if it holds.
     """
-    if store is None and scenario.store != "none":
-        store = MemoryStore(capacity_nbytes=1 << 20)
-        if scenario.store == "flaky":
-            store = FlakyStore(store, random.Random(scenario.seed), rate=0.2)
+    store = store or _store(scenario)
     wrong: list[str] = []
     truth = _Truth(scenario.asks, scenario.windows)
     engine = _build(scenario, store, truth)

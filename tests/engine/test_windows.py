@@ -313,7 +313,7 @@ def test_the_replay_mode_is_in_the_namespace_where_there_are_windows() -> None:
 
 async def test_a_handoff_brings_windows_along() -> None:
     decode = pool()
-    async with Engine(TinyRecipe(), prefill=[pool()], decode=[decode]) as engine:
+    async with Engine(TinyRecipe(), prefill=[pool(name="prefill")], decode=[decode]) as engine:
         events = await events_of(engine, ask(PROMPT, 6))
     assert tokens_of(events) == expected(PROMPT, 6)
     assert computed(decode) == 1 + 1 + 4  # the prompt's last token, outside its blocks, and what was generated
@@ -326,7 +326,7 @@ async def test_a_handoff_that_lost_its_windows_is_replayed() -> None:
             handoff = await super().export(live)
             return replace(handoff, snapshot=bytes(len(handoff.snapshot)))
 
-    prefill = Losing(Fcfs(), ToyExecutor(block_size=2, max_step_tokens=16, windows=WINDOWS))
+    prefill = Losing(Fcfs(), ToyExecutor(block_size=2, max_step_tokens=16, windows=WINDOWS), name="prefill")
     decode = pool()
     async with Engine(TinyRecipe(), prefill=[prefill], decode=[decode]) as engine:
         events = await events_of(engine, ask(PROMPT, 6))

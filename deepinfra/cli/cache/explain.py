@@ -138,14 +138,13 @@ def _spec(ids: tuple[int, ...], tenant: str, salt: str, public: int) -> SeqSpec:
 def _asker(pool: Pool, recipe: Recipe, spec: SeqSpec) -> Asker:
     """The keys that a server of this configuration looks for."""
     from deepinfra.cli.cache.held import Asker
-    from deepinfra.core.kv import block_keys, parent_key, root_key
-    from deepinfra.engine.sources import namespace_of, public_blocks
+    from deepinfra.core.kv import parent_key
+    from deepinfra.engine.sources import Kin, namespace_of
     from deepinfra.engine.windows import window_plan
 
     executor = pool.executor
     namespace = namespace_of(executor, recipe.version, spec.tenant, spec.salt, pool.replay)
-    root, public = root_key(namespace), public_blocks(executor, recipe.version, spec, pool.replay)
-    keys = block_keys(root, spec.tokens, executor.layout.block_size, public=public)
+    root, public, keys = Kin.of(executor, recipe.version, pool.replay).chain(spec)
     parents = [parent_key(root, keys, index, public) for index in range(len(keys) + 1)]
     windows = window_plan(executor.layout, pool.replay)
     return Asker(namespace, executor.layout, windows, executor.identity.model, spec.tokens, keys, parents)
