@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deepinfra.executors.options import ToyOptions
+from deepinfra.executors.options import SimulatedOptions, ToyOptions
 from deepinfra.executors.torch.options import TorchOptions
 from deepinfra.interfaces import Executor, ExpertPlacer, KVStore, Recipe, Scheduler, Speculator
 from deepinfra.kvstores.options import MemoryStoreOptions, SsdStoreOptions, TieredStoreOptions
@@ -37,6 +37,7 @@ def deepinfra_register(registry: Registry) -> None:
     registry.kvstore("tiered", _tiered, options=TieredStoreOptions, nested="tiers")
     registry.executor("torch", _torch, options=TorchOptions)
     registry.executor("toy", _toy, options=ToyOptions, process=False)
+    registry.executor("simulated", _simulated, options=SimulatedOptions, process=False)
     registry.speculator("ngram", _ngram, options=NgramOptions)
     registry.placer("static", _static, options=StaticPlacerOptions)
     registry.placer("eplb", _eplb, options=EplbOptions)
@@ -107,6 +108,12 @@ def _toy(options: ToyOptions) -> Executor:
     from deepinfra.executors.toy import ToyExecutor
 
     return ToyExecutor(**dict(options))
+
+
+def _simulated(options: SimulatedOptions) -> Executor:
+    from deepinfra.executors.simulated import SimulatedExecutor
+
+    return SimulatedExecutor(**dict(options))
 
 
 def _ngram(options: NgramOptions) -> Speculator:

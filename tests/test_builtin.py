@@ -7,6 +7,7 @@ import inspect
 import pytest
 from pydantic_core import PydanticUndefined
 
+from deepinfra.executors.simulated import SimulatedExecutor
 from deepinfra.executors.torch import TorchExecutor
 from deepinfra.executors.toy import ToyExecutor
 from deepinfra.interfaces import Component
@@ -29,6 +30,7 @@ PARTS: dict[tuple[str, str], type[Component]] = {
     ("kvstore", "tiered"): TieredStore,
     ("executor", "torch"): TorchExecutor,
     ("executor", "toy"): ToyExecutor,
+    ("executor", "simulated"): SimulatedExecutor,
     ("speculator", "ngram"): Ngram,
     ("placer", "static"): StaticPlacer,
     ("placer", "eplb"): Eplb,

@@ -7,11 +7,13 @@ from typing import Self
 import anyio.lowlevel
 import pytest
 
+from deepinfra.core.cost import StepCost
 from deepinfra.core.ids import BlockId, SeqId
 from deepinfra.core.kv import FRAME_NBYTES
 from deepinfra.core.model import ExecutorIdentity
 from deepinfra.core.step import SeqOpen, SeqOutput, StepPlan, StepResult, WorkItem
 from deepinfra.errors import DeepinfraError
+from deepinfra.executors.simulated import SimulatedExecutor
 from deepinfra.executors.toy import ToyExecutor, _Seq, _ToyMemory, toy_cell
 from deepinfra.interfaces.executor import KVMemory, StepHandle
 from deepinfra.testing.executor import ExecutorConformance
@@ -49,6 +51,20 @@ class TestToyWithUnequalWindowsOnAGrid(ExecutorConformance):
 
     def make(self) -> ToyExecutor:
         return ToyExecutor(num_blocks=40, block_size=3, num_slots=4, max_seqs=4, grid=2, windows=(2, 5, 1))
+
+
+class TestSimulated(ExecutorConformance):
+    rounds = 500
+
+    def make(self) -> SimulatedExecutor:
+        return SimulatedExecutor(cost=StepCost(), vocab_size=260, **SMALL)
+
+
+class TestSimulatedThatRepeatsItself(ExecutorConformance):
+    rounds = 500
+
+    def make(self) -> SimulatedExecutor:
+        return SimulatedExecutor(cost=StepCost(), vocab_size=260, acceptance=0.7, noise=0.5, **SMALL)
 
 
 # -- mutants: each breaks one law, and that law's test must say so ----------------------------------------------------
