@@ -1,12 +1,21 @@
-"""Figures that a plan is given: each has a name, a value and a source, and can be varied."""
+"""Figures that a plan is given: each has a name, a value, limits and a source, and can be varied."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from math import inf, isfinite
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
-__all__ = ("Given", "Record", "givens", "varied")
+from deepinfra.errors import ConfigError
+
+__all__ = ("SHARE", "ZERO", "Given", "Record", "check", "givens", "varied")
+
+ZERO = {"least": 0.0}
+"""Metadata of a field that may be 0; others are above it."""
+
+SHARE = {"most": 1.0}
+"""Metadata of a field that is at most 1."""
 
 
 class Given(NamedTuple):
@@ -18,7 +27,10 @@ class Given(NamedTuple):
 
 
 class Record(Protocol):
-    """A frozen dataclass of figures, with a `source` for all of them and `sources` for those that have their own."""
+    """A frozen dataclass of figures.
+
+    It has a `source` of them all, and may have `sources` of those that have one of their own, by name.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -31,17 +43,42 @@ class Record(Protocol):
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
-def givens(record: Record) -> Iterator[Given]:
-    """The record's figures, named `Class.field`."""
+def givens(record: Record, place: str) -> Iterator[Given]:
+    """The record's figures, named `place.field`."""
     own = getattr(record, "sources", {})
-    for field in dataclasses.fields(record):
+    for field in _figures(record):
         value = getattr(record, field.name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            yield Given(f"{type(record).__name__}.{field.name}", value, own.get(field.name, record.source))
+        yield Given(f"{place}.{field.name}", value, own.get(field.name, record.source))
+
+
+def check(record: Record, place: str) -> None:
+    """See that every figure is within its limits.
+
+    Raises:
+        ConfigError: One is not; it is named `place.field`.
+    """
+    for field in _figures(record):
+        value, most = getattr(record, field.name), field.metadata.get("most", inf)
+        if not isfinite(value) or value > most or value < 0.0 or (value == 0.0 and "least" not in field.metadata):
+            limits = f"{'at least' if 'least' in field.metadata else 'above'} 0" + (" and at most 1" * (most == 1.0))
+            raise ConfigError(f"{place}.{field.name}: {value:g} must be {limits}")
 
 
 def varied(record: AnyRecord, name: str, factor: float) -> AnyRecord:
-    """The record with one figure multiplied; counts stay whole numbers, but never below 1."""
-    value = getattr(record, name)
-    changed = max(1, round(value * factor)) if isinstance(value, int) else value * factor
+    """The record with one figure multiplied; shares end at 1, counts stay whole, and of a hit rate misses are meant."""
+    value, limits = getattr(record, name), record.__dataclass_fields__[name].metadata
+    changed: float
+    if name == "hit_rate":
+        changed = max(0.0, 1.0 - (1.0 - value) * factor)
+    elif isinstance(value, int):
+        changed = max(1, round(value * factor))
+    else:
+        changed = min(value * factor, limits.get("most", inf))
     return dataclasses.replace(record, **{name: changed})
+
+
+def _figures(record: Record) -> Iterator[dataclasses.Field[Any]]:
+    for field in record.__dataclass_fields__.values():
+        value = getattr(record, field.name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield field

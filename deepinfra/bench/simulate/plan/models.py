@@ -1,12 +1,13 @@
-"""Models as a plan sees them: what a token multiplies, what a sequence keeps and reads. Built from published configs."""
+"""Models as a plan sees them, built from published configs: what a token multiplies, what a sequence keeps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from deepinfra.bench.simulate.plan.given import ZERO
 from deepinfra.errors import ConfigError
 
-__all__ = ("MODELS", "ModelShape", "deepseek_v41", "model_named", "transformer")
+__all__ = ("MODELS", "ModelShape", "deepseek_v3", "deepseek_v41", "model_named", "transformer")
 
 NBYTES = {"fp4": 0.5, "fp8": 1.0, "bf16": 2.0}
 """Of a number."""
@@ -37,7 +38,7 @@ class ModelShape:
         window_nbytes: What a sequence keeps besides: windows and states.
         read_nbytes: KV that a decoding sequence reads in a step, whatever its context.
         read_token_nbytes: The same per token of context.
-        attend_flops: Attention of a decoded token, whatever its context (16 bit).
+        attend_flops: Attention of a decoded token to selected entries and windows (16 bit).
         attend_token_flops: The same per token of context.
         prompt_attend_flops: Attention of a prompt token, whatever its context (16 bit).
         prompt_attend_token_flops: The same per token of context.
@@ -59,30 +60,30 @@ class ModelShape:
     decode_params: float
     dense_nbytes: float
     dense_precision: str
-    embed_nbytes: float = 0.0
-    experts: int = 0
-    top_k: int = 0
-    expert_layers: int = 0
-    prompt_expert_layers: int = 0
-    expert_params: float = 0.0
-    expert_nbytes: float = 0.0
+    embed_nbytes: float = field(default=0.0, metadata=ZERO)
+    experts: int = field(default=0, metadata=ZERO)
+    top_k: int = field(default=0, metadata=ZERO)
+    expert_layers: int = field(default=0, metadata=ZERO)
+    prompt_expert_layers: int = field(default=0, metadata=ZERO)
+    expert_params: float = field(default=0.0, metadata=ZERO)
+    expert_nbytes: float = field(default=0.0, metadata=ZERO)
     expert_precision: str = "fp8"
     stored_nbytes: float
-    window_nbytes: float = 0.0
-    read_nbytes: float = 0.0
+    window_nbytes: float = field(default=0.0, metadata=ZERO)
+    read_nbytes: float = field(default=0.0, metadata=ZERO)
     read_token_nbytes: float
-    attend_flops: float = 0.0
+    attend_flops: float = field(default=0.0, metadata=ZERO)
     attend_token_flops: float
-    prompt_attend_flops: float = 0.0
+    prompt_attend_flops: float = field(default=0.0, metadata=ZERO)
     prompt_attend_token_flops: float
     attend_token_precision: str = "bf16"
     moved_nbytes: float
     kernels: int
-    drafts: int = 0
-    draft_params: float = 0.0
-    draft_nbytes: float = 0.0
-    replay_tokens: int = 0
-    tail_tokens: int = 0
+    drafts: int = field(default=0, metadata=ZERO)
+    draft_params: float = field(default=0.0, metadata=ZERO)
+    draft_nbytes: float = field(default=0.0, metadata=ZERO)
+    replay_tokens: int = field(default=0, metadata=ZERO)
+    tail_tokens: int = field(default=0, metadata=ZERO)
 
     @property
     def active_decode(self) -> float:
@@ -220,7 +221,7 @@ def deepseek_v41() -> ModelShape:
         prompt_attend_token_flops=pair * sum(1 / ratio for ratio in ratios[:3]),
         attend_token_precision="fp8",
         moved_nbytes=4 * 8.0 * hidden * layers,
-        kernels=11 * layers,
+        kernels=11 * (layers + 3),  # and of the draft blocks
         drafts=5,
         draft_params=draft + head + 2.0 * 256 * vocab,
         draft_nbytes=7.9e9,
@@ -229,10 +230,49 @@ def deepseek_v41() -> ModelShape:
     )
 
 
+def deepseek_v3() -> ModelShape:
+    """DeepSeek-V3 and R1: latent attention, whose keys are absorbed into queries in decoding but not for prompts.
+
+    Source: deepseek-ai/DeepSeek-V3 `config.json`; kernels per layer are assumed.
+    """
+    layers, dense, hidden, heads, vocab, width = 61, 3, 7168, 128, 129280, 2048
+    rank, rope, nope, value = 512, 64, 128, 128
+    attention = hidden * 1536 + 1536 * heads * (nope + rope) + hidden * (rank + rope) + rank * heads * (nope + value)
+    attention += heads * value * hidden
+    expert = 3 * hidden * width
+    body = layers * attention + (layers - dense) * (expert + 256 * hidden) + dense * 3 * hidden * 18432
+    head = hidden * vocab
+    stored = layers * (rank + rope) * NBYTES["bf16"]
+    return ModelShape(
+        name="deepseek-v3",
+        source="deepseek-ai/DeepSeek-V3 config.json",
+        layers=layers,
+        hidden=hidden,
+        prompt_params=body,
+        decode_params=body + head,
+        dense_nbytes=body + 2.0 * head,
+        embed_nbytes=2.0 * head,
+        dense_precision="fp8",
+        experts=256,
+        top_k=8,
+        expert_layers=layers - dense,
+        prompt_expert_layers=layers - dense,
+        expert_params=expert,
+        expert_nbytes=expert,
+        stored_nbytes=stored,
+        read_token_nbytes=stored,
+        attend_token_flops=2.0 * layers * heads * (2 * rank + rope),
+        prompt_attend_token_flops=2.0 * layers * heads * (nope + rope + value),
+        moved_nbytes=8.0 * hidden * layers,
+        kernels=20 * layers,
+    )
+
+
 _LLAMA = "meta-llama/Llama-3.1-{}B-Instruct config.json"
 
 _ALL = (
     deepseek_v41(),
+    deepseek_v3(),
     transformer(
         name="llama-70b",
         source=f"{_LLAMA.format(70)}; weights in 8 bits",

@@ -1,4 +1,4 @@
-"""A device and a model as the simulator takes them: what a step costs, and room for KV, by a name like `h100x8/llama-70b`.
+"""Pools as the simulator takes them, by names like `h100x8/llama-70b`: what steps cost, and room for KV.
 
 A roofline bends where arithmetic overtakes bytes; `StepCost` is linear. The figures are fitted to steps of all sizes
 with the error relative to each, so that a step of 5 ms counts as much as one of 500 ms.

@@ -9,10 +9,11 @@ Source: the roofline model (Williams, Waterman, Patterson, CACM 2009), part by p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
+from deepinfra.bench.simulate.plan.given import SHARE, ZERO
 from deepinfra.bench.simulate.plan.models import NBYTES
 from deepinfra.errors import ConfigError
 
@@ -28,7 +29,8 @@ __all__ = ("Efficiency", "Layout", "Part", "Roofline")
 _KERNELS = {
     "products": "1550 of 1979 TFLOPS on H800: DeepGEMM README",
     "prompt_attention": "1450 of 2250 TFLOPS on B200, sparse prefill: FlashMLA README",
-    "decode_attention": "410 of 989 TFLOPS on H800, sparse decoding: FlashMLA README",
+    "decode_attention": "660 of 989 TFLOPS on H800, dense decoding: FlashMLA README",
+    "gathered_attention": "410 of 989 TFLOPS on H800, sparse decoding: FlashMLA README",
     "memory": "3000 of 3350 GB/s on H800: FlashMLA README",
     "link": "726 and 740 of 900 GB/s on SM100: DeepEP README",
     "kernel_s": "assumed: what a kernel of a captured graph takes to begin and to end",
@@ -43,7 +45,8 @@ class Efficiency:
     Attributes:
         products: Matrix products, share of peak.
         prompt_attention: Attention of prompts, share of peak.
-        decode_attention: Attention of decoding sequences, share of peak.
+        decode_attention: Attention of decoding sequences over all their context, share of peak.
+        gathered_attention: The same over selected entries and windows, share of peak.
         memory: Share of the bandwidth of the device's memory.
         link: Share of the bandwidth between devices.
         kernel_s: What a kernel takes besides.
@@ -51,13 +54,14 @@ class Efficiency:
         source: Of them all.
     """
 
-    products: float = 0.78
-    prompt_attention: float = 0.64
-    decode_attention: float = 0.41
-    memory: float = 0.90
-    link: float = 0.81
-    kernel_s: float = 2e-6
-    memory_used: float = 0.90
+    products: float = field(default=0.78, metadata=SHARE)
+    prompt_attention: float = field(default=0.64, metadata=SHARE)
+    decode_attention: float = field(default=0.67, metadata=SHARE)
+    gathered_attention: float = field(default=0.41, metadata=SHARE)
+    memory: float = field(default=0.90, metadata=SHARE)
+    link: float = field(default=0.81, metadata=SHARE)
+    kernel_s: float = field(default=2e-6, metadata=ZERO)
+    memory_used: float = field(default=0.90, metadata=SHARE)
     source: str = "public kernels"
 
     @property
@@ -75,12 +79,12 @@ class Layout:
 
     Attributes:
         width: Devices.
-        spare: Further copies of popular experts on each device and layer.
+        spares: Further copies of popular experts per layer, on all devices together.
         source: Where this comes from.
     """
 
     width: int = 1
-    spare: int = 0
+    spares: int = field(default=0, metadata=ZERO)
     source: str = "chosen"
 
 
@@ -112,6 +116,9 @@ class Roofline:
         self.efficiency = efficiency or Efficiency()
         self.cut = 1 if model.experts else self.layout.width
         """Devices that share each sequence: what a step of this roofline runs on."""
+        if self.layout.width > 1 and not (device.link_bytes_s if self._near else device.network_bytes_s):
+            way = "link_bytes_s" if self._near else "network_bytes_s"
+            raise ConfigError(f"device.{way}: {device.name} has none, for a layout of {self.layout.width} devices")
         if self.kv_nbytes <= 0:
             raise ConfigError(
                 f"layout.width: {model.name} has {self.weights_nbytes / 1e9:.0f} GB of weights per device on "
@@ -140,52 +147,63 @@ class Roofline:
 
     def parts(self, work: StepWork) -> tuple[Part, ...]:
         """What the step is made of."""
-        model = self.model
+        model, reached = self.model, self.efficiency.products
         decoded = work.decode_rows + work.drafts
         share = 1.0 if decoded else model.active_prompt / model.active_decode
         dense = 2.0 * (model.prompt_params * work.chunk_tokens + model.decode_params * decoded)
         drafting = 2.0 * model.draft_params * work.drafts
         draft_nbytes = model.draft_nbytes / self.layout.width if work.drafts else 0.0
         return (
-            self._part("projections", {model.dense_precision: dense}, share * model.dense_nbytes),
+            self._part("projections", share * model.dense_nbytes, (dense, model.dense_precision, reached)),
             *self._experts(work.chunk_tokens, decoded),
             *self._attention(work, decoded),
-            self._part("moving", {}, model.moved_nbytes * (share * work.chunk_tokens + decoded)),
-            self._part("drafting", {model.dense_precision: drafting}, draft_nbytes),
+            self._part("moving", model.moved_nbytes * (share * work.chunk_tokens + decoded)),
+            self._part("drafting", draft_nbytes, (drafting, model.dense_precision, reached)),
         )
 
     def communication(self, work: StepWork) -> float:
-        """Seconds that a device's link is busy."""
-        width, model = self.layout.width, self.model
-        if width == 1:
+        """Seconds that the slowest of a device's ways to others is busy.
+
+        Between domains a row travels once to each that has one of its experts, and is spread there by its links.
+        """
+        model = self.model
+        if self.layout.width == 1:
             return 0.0
         decoded = work.decode_rows + work.drafts
-        if model.experts:  # rows go to the devices of their experts in 8 bits and come back in 16
+        places = self.layout.width if self._near else self.layout.width / self.device.domain
+        if model.experts:  # rows go to the places of their experts in 8 bits and come back in 16
             passes = model.prompt_expert_layers * work.chunk_tokens + model.expert_layers * decoded
-            others = (width - 1) * (1.0 - (1.0 - 1.0 / width) ** model.top_k)
+            others = (places - 1) * (1.0 - (1.0 - 1.0 / places) ** model.top_k)
             nbytes = passes * others * model.hidden * (NBYTES["fp8"] + NBYTES["bf16"])
         else:  # two all-reduces per layer
             rows = model.layers * (work.chunk_tokens + decoded)
-            nbytes = 2.0 * rows * 2.0 * (width - 1) / width * model.hidden * NBYTES["bf16"]
-        near = width <= self.device.domain
-        return nbytes / (self.efficiency.link * (self.device.link_bytes_s if near else self.device.network_bytes_s))
+            nbytes = 2.0 * rows * 2.0 * (places - 1) / places * model.hidden * NBYTES["bf16"]
+        rate = self.device.link_bytes_s if self._near else self.device.network_bytes_s
+        return nbytes / (self.efficiency.link * rate)
 
     def latency(self, work: StepWork) -> float:
         """Seconds of a step in which neither arithmetic nor bytes are the reason: kernels and collectives, in turn."""
         decoded = work.decode_rows + work.drafts
         share = 1.0 if decoded or not self.model.experts else self.model.prompt_expert_layers / self.model.layers
+        each = self.device.link_latency_s if self._near else self.device.network_latency_s
         collectives = 2 * self.model.layers if self.layout.width > 1 else 0
-        return share * (self.model.kernels * self.efficiency.kernel_s + collectives * self.device.link_latency_s)
+        return share * (self.model.kernels * self.efficiency.kernel_s + collectives * each)
+
+    @property
+    def _near(self) -> bool:
+        """Whether all devices of the layout are in one domain."""
+        return self.layout.width <= self.device.domain
 
     @property
     def _slots(self) -> float:
         """Experts per device and layer."""
-        return self.model.experts / self.layout.width + self.layout.spare if self.model.experts else 0.0
+        return (self.model.experts + self.layout.spares) / self.layout.width if self.model.experts else 0.0
 
-    def _part(self, name: str, flops: Mapping[str, float], nbytes: float, reached: float | None = None) -> Part:
-        reached = self.efficiency.products if reached is None else reached
-        compute = sum(count / (self.device.flops(kind) * reached * self.cut) for kind, count in flops.items())
-        return Part(name, compute, nbytes / (self.device.memory_bytes_s * self.efficiency.memory * self.cut))
+    def _part(self, name: str, nbytes: float, *products: tuple[float, str, float]) -> Part:
+        """Of bytes, and of products: FLOPs, their precision, and the share of peak that they reach."""
+        compute = sum(flops / (self.device.flops(precision) * reached) for flops, precision, reached in products)
+        moved = nbytes / (self.device.memory_bytes_s * self.efficiency.memory)
+        return Part(name, compute / self.cut, moved / self.cut)
 
     def _experts(self, chunk: int, decoded: int) -> tuple[Part, ...]:
         """Experts of the fullest device: routing is at random, and the step waits for it."""
@@ -199,26 +217,22 @@ class Roofline:
         fullest = 1.0 + sqrt(2.0 * log(width) / assigned)
         touched = self._slots * (1.0 - (1.0 - model.top_k / model.experts) ** rows)
         flops = 2.0 * model.top_k * model.expert_params * passes * fullest
-        return (self._part("experts", {model.expert_precision: flops}, touched * layers * model.expert_nbytes),)
+        nbytes = touched * layers * model.expert_nbytes
+        return (self._part("experts", nbytes, (flops, model.expert_precision, self.efficiency.products)),)
 
     def _attention(self, work: StepWork, decoded: int) -> tuple[Part, ...]:
         """Of prompts and of decoding sequences; keys of a chunk are read once for many of its rows."""
-        model, reached = self.model, self.efficiency
+        model, reached, kind = self.model, self.efficiency, self.model.attend_token_precision
         parts = []
         if work.chunk_tokens:
             same = model.prompt_attend_flops * work.chunk_tokens
             grown = model.prompt_attend_token_flops * work.chunk_reads
-            flops = _by_precision(same, model.attend_token_precision, grown)
-            parts.append(self._part("prompt attention", flops, 0.0, reached.prompt_attention))
+            share = reached.prompt_attention
+            parts.append(self._part("prompt attention", 0.0, (same, "bf16", share), (grown, kind, share)))
         if decoded:
-            reads = work.decode_reads * decoded / max(1, work.decode_rows)
-            flops = _by_precision(
-                model.attend_flops * decoded, model.attend_token_precision, model.attend_token_flops * reads
-            )
+            same = model.attend_flops * decoded
+            grown = model.attend_token_flops * work.decode_reads * decoded / max(1, work.decode_rows)
             nbytes = model.read_nbytes * work.decode_rows + model.read_token_nbytes * work.decode_reads
-            parts.append(self._part("decode attention", flops, nbytes, reached.decode_attention))
+            products = (same, "bf16", reached.gathered_attention), (grown, kind, reached.decode_attention)
+            parts.append(self._part("decode attention", nbytes, *products))
         return tuple(parts)
-
-
-def _by_precision(same: float, precision: str, grown: float) -> dict[str, float]:
-    return {"bf16": same + grown} if precision == "bf16" else {"bf16": same, precision: grown}

@@ -1,0 +1,41 @@
+"""Predictions beside what was published, with the error of each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from deepinfra.bench.simulate.plan.fleet import DAY_S, Fleet, Plan
+from deepinfra.bench.simulate.plan.published import PUBLISHED
+
+__all__ = ("Compared", "compared")
+
+
+class Compared(NamedTuple):
+    """One prediction: a field of `Plan`, its value, what was published, and how far the prediction is above it."""
+
+    quantity: str
+    predicted: float
+    published: float
+    error: float
+    source: str
+
+
+def compared(name: str, fleet: Fleet, plan: Plan) -> tuple[Compared, ...]:
+    """All that was published about a fleet of that name.
+
+    Where nobody told how many devices there are, what others of its figures say for the same traffic stands in.
+    """
+    rows = [(each.quantity, each.value, each.source) for each in PUBLISHED.get(name, ())]
+    told = {quantity: value for quantity, value, _ in rows}
+    if rows and "devices" not in told:
+        requests_s = fleet.traffic.requests_day / DAY_S
+        decode = requests_s * fleet.traffic.output / told["decode_tokens_s"]
+        implied = decode * (1.0 + told["prefill_per_decode"])
+        rows.append(("devices", implied, "follows from the published speed and ratio, for this traffic"))
+        implied = plan.revenue_usd_hour * plan.devices / told["revenue_usd_hour"]
+        rows.append(("devices", implied, "follows from the published revenue, for this traffic and these prices"))
+    return tuple(
+        Compared(quantity, value, published, value / published - 1.0, source)
+        for quantity, published, source in rows
+        for value in (float(getattr(plan, quantity)),)
+    )
