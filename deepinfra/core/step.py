@@ -6,10 +6,11 @@ are appended with a default.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from deepinfra.core.experts import ExpertLoad, Placement
-from deepinfra.core.ids import BlockId, Epoch, SeqId
+from deepinfra.core.ids import BlockId, BlockKey, Epoch, SeqId
 from deepinfra.core.sampling import SamplingParams
 
 __all__ = (
@@ -20,6 +21,7 @@ __all__ = (
     "Grant",
     "Job",
     "MaskRows",
+    "Prefix",
     "RunRow",
     "SchedulerStats",
     "SeqFailure",
@@ -70,12 +72,31 @@ class RunRow(NamedTuple):
     drafts: int = 0
 
 
+class Prefix(NamedTuple):
+    """What a waiting sequence would begin behind if it were opened now.
+
+    Attributes:
+        cached: Tokens that need not be computed, once what the store has of them is loaded.
+        next: The first block that the device lacks; `None` if it lacks no full one. Sequences with the same `next`
+            would compute the same block, side by side.
+        under_way: Whether a running sequence is about to compute that block, or a load to bring it.
+    """
+
+    cached: int
+    next: BlockKey | None = None
+    under_way: bool = False
+
+
 class StepView(NamedTuple):
     """What a Scheduler may know when it chooses.
 
     `fetchable` are waiting sequences with blocks in the store whose load has not been started; `loading` ones are
-    best left alone until their load arrives (planned all the same, they compute those tokens instead). A chunk that is
+    best left alone until their load arrives (planned all the same, they compute those tokens instead). So are those
+    whose `Prefix.next` is under way, or is what another one that is chosen to be opened will compute. A chunk that is
     not a prompt's last ends on a multiple of `grid`, so a smaller grant may come to nothing.
+
+    `waiting` says what waiting sequences would find. It is looked up when it is read, in about a microsecond: read a
+    few of it in a plan, not all. It and the two sets hold until the plan returns.
     """
 
     now: float
@@ -86,9 +107,10 @@ class StepView(NamedTuple):
     num_blocks: int
     free_blocks: int
     running: tuple[RunRow, ...]
-    fetchable: frozenset[SeqId] = frozenset()
-    loading: frozenset[SeqId] = frozenset()
+    fetchable: Set[SeqId] = frozenset()
+    loading: Set[SeqId] = frozenset()
     grid: int = 1
+    waiting: Mapping[SeqId, Prefix] = {}
 
 
 class Grant(NamedTuple):

@@ -87,6 +87,8 @@ class Live:
         written: Prompt tokens that were computed and can be found again, fixed at the first opening.
         matcher: Where it stands in its constraint: behind the last of `tokens`.
         miss: Where the search for its blocks ended, if it is to be explained.
+        found: Its leading blocks that were last seen on the device.
+        fetched: Whether its load was started, on this executor.
     """
 
     spec: SeqSpec
@@ -114,6 +116,8 @@ class Live:
     public: PublicBlocks | None = None
     miss: Miss | None = None
     approximate: bool = False
+    found: int = 0
+    fetched: bool = False
     _tokens_out: list[int] = field(default_factory=list)
     _probs_out: list[TokenProbs] = field(default_factory=list)
     _ending: Ending | None = None

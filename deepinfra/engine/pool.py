@@ -33,6 +33,7 @@ from deepinfra.engine.windows import ReplayMode, SnapshotMode, window_plan
 from deepinfra.errors import (
     EngineNotRunningError,
     ExecutorLost,
+    Overloaded,
     PoolFailedError,
     UnsupportedCombination,
     UnsupportedFieldError,
@@ -256,6 +257,7 @@ class Pool(AsyncContextManagerMixin):
         """Put running sequences back into the queue, to be computed once more from their tokens and seed."""
         preempted: list[SeqId] = []
         for live in self._roster.lives.values():
+            live.fetched = False
             if not live.running:
                 continue
             live.reset()
@@ -312,18 +314,21 @@ class Pool(AsyncContextManagerMixin):
         cached = self._cached(live)
         if live.miss is not None:
             live.miss = live.miss._replace(usable=cached)
-        self.scheduler.add(
-            Job(
-                seq=spec.seq,
-                tokens=len(live.tokens),
-                cached=cached,
-                max_new=live.room,
-                arrived_at=spec.arrived_at,
-                tenant=spec.tenant,
-                priority=spec.priority,
-                deadline=spec.deadline,
-            )
+        job = Job(
+            seq=spec.seq,
+            tokens=len(live.tokens),
+            cached=cached,
+            max_new=live.room,
+            arrived_at=spec.arrived_at,
+            tenant=spec.tenant,
+            priority=spec.priority,
+            deadline=spec.deadline,
         )
+        try:
+            self.scheduler.add(job)
+        except Overloaded:
+            self._roster.fetchable.discard(spec.seq)
+            raise
         self._roster.enter(live)
         try:
             yield live
@@ -357,19 +362,10 @@ class Pool(AsyncContextManagerMixin):
             self._sent_tokens -= len(spec.tokens)
 
     def _cached(self, live: Live) -> int:
-        """Tokens that need not be computed, once what the store has of them is loaded; notes if anything is to be."""
-        stepper, source, size, known = self._stepper, live.source, self.executor.layout.block_size, len(live.tokens)
-        device = 0 if stepper is None else len(stepper.blocks.match(live.keys)) * size
-        first_row = self._windows.first_row(device, known)
-        held, best = device, first_row
-        if source is not None:
-            held = max(device, len(source.refs) * size)
-            snapshot = self._windows.deepest(((index + 1) * size for index in source.snapshots), held, known)
-            best = max(self._windows.first_row(held, known), snapshot)
-        if best > first_row:
-            self._roster.fetchable.add(live.spec.seq)
-        self._tally.hits_too_short += bool(self._windows.rows and held and not best)
-        return best
+        """Tokens that need not be computed, as far as is known while no executor is there; notes if any are to load."""
+        cached = 0 if self._stepper is None else self._stepper.prefixes.cached(live)
+        self._tally.hits_too_short += bool(self._windows.rows and (live.found or live.source) and not cached)
+        return cached
 
     async def _matcher(self, spec: SeqSpec) -> Matcher | None:
         if spec.constraint is None:

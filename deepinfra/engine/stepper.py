@@ -16,6 +16,7 @@ from deepinfra.engine.live import Ending, Live, Source
 from deepinfra.engine.loader import Loader
 from deepinfra.engine.matcher import masks_of
 from deepinfra.engine.planner import Planned, Planner
+from deepinfra.engine.prefixes import Prefixes
 from deepinfra.engine.roster import Roster
 from deepinfra.engine.saver import Saver
 from deepinfra.engine.snapshots import Snapshots
@@ -75,6 +76,7 @@ class Stepper:
         self.slots = Slots(executor.memory.num_slots)
         self.snapshots = Snapshots(windows, self.slots, saver, tally, roster.wake)
         self.planner = Planner(self.blocks, limits, self.snapshots)
+        self.prefixes = Prefixes(roster, self.planner.running, self.blocks, self.snapshots)
         self.loader = Loader(self.blocks, self.slots, executor.memory, self.snapshots, offload)
         self._commits = Committer(scheduler, saver, drafting, self.snapshots)
 
@@ -178,9 +180,10 @@ class Stepper:
             num_blocks=self.blocks.num_blocks,
             free_blocks=self.blocks.free_blocks,
             running=tuple(self._commits.row(live) for live in running.values() if not live.over),
-            fetchable=frozenset(self._roster.fetchable),
-            loading=frozenset(self._roster.loading),
+            fetchable=self._roster.fetchable,
+            loading=self._roster.loading,
             grid=limits.grid,
+            waiting=self.prefixes.now(),
         )
 
     def _fetch(self, seq: SeqId) -> None:
@@ -189,6 +192,7 @@ class Stepper:
             self._roster.fetchable.discard(seq)
             # Not in the task, which may begin only after the next plan: then the sequence would not wait for it.
             self._roster.loading.add(seq)
+            live.fetched = True
             self._tasks.start_soon(self._load, live, live.source)
 
     async def _load(self, live: Live, source: Source) -> None:

@@ -305,7 +305,7 @@ class MiniPool:
             assert not unknown, f"{name} names sequences {unknown} that are unknown or over"
         assert running.issuperset(choice.preempt), "only running sequences are preempted"
         assert len(set(choice.preempt)) == len(choice.preempt), "a victim is named once"
-        assert view.fetchable.issuperset(choice.fetch), "only fetchable sequences are fetched"
+        assert view.fetchable >= set(choice.fetch), "only fetchable sequences are fetched"
         assert running.isdisjoint(choice.shed), "a running sequence is never shed"
         assert not set(run).intersection(choice.shed), "nothing is run and shed at once"
         for seq in choice.shed:
