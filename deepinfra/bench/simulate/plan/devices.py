@@ -6,6 +6,7 @@ InfiniBand between two leaf switches. No collective is over sooner.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deepinfra.bench.simulate.plan.given import ZERO
@@ -32,6 +33,7 @@ class Device:
         network_bytes_s: Each way to devices of other domains.
         network_latency_s: Until a few bytes have arrived there.
         usd_hour: Price, 0 where none is known.
+        sources: Of figures that have one of their own.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Device:
     network_bytes_s: float = field(default=0.0, metadata=ZERO)
     network_latency_s: float = field(default=3.7e-6, metadata=ZERO)
     usd_hour: float = field(default=0.0, metadata=ZERO)
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def flops(self, precision: str) -> float:
         """Peak of a precision: `fp4`, `fp8` or `bf16`."""
@@ -158,13 +161,13 @@ DEVICES = {device.name: device for device in _ALL}
 """Those known by name."""
 
 
-def device_named(name: str) -> Device:
+def device_named(name: str, known: Mapping[str, Device] = DEVICES) -> Device:
     """A device by its name.
 
     Raises:
         ConfigError: Nobody has that name.
     """
     try:
-        return DEVICES[name]
+        return known[name]
     except KeyError:
-        raise ConfigError(f"device: none is named {name!r}; known: {', '.join(DEVICES)}") from None
+        raise ConfigError(f"device: none is named {name!r}; known: {', '.join(known)}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
@@ -52,6 +52,7 @@ class Service:
         user_speed: Tokens per second and user to reach with the largest batch that does; 0 = the batch at which
             throughput times speed is highest: beyond it users lose a larger share of speed than the fleet wins.
         source: Of all that have none of their own.
+        sources: Of each.
     """
 
     accepted: float = 3.57
@@ -64,11 +65,7 @@ class Service:
     batch: int = field(default=0, metadata=ZERO)
     user_speed: float = field(default=0.0, metadata=ZERO)
     source: str = "chosen"
-
-    @property
-    def sources(self) -> dict[str, str]:
-        """Of the defaults."""
-        return _SERVICE_SOURCES
+    sources: Mapping[str, str] = field(default_factory=lambda: _SERVICE_SOURCES, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

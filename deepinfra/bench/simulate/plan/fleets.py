@@ -24,17 +24,19 @@ _INDEX = "deepseek-ai/open-infra-index, day 6 (February 2025)"
 CONVERSATION = Traffic(
     source="Mooncake's conversation trace (FAST'25), all of its 12,031 requests",
     tokens_day=155e12,
-    tokens_day_source=f"{_WRITE_UP}, 00:00",
     prompt=12_035.06,
     output=342.62,
     hit_rate=0.96,
-    hit_rate_source=f"{_WRITE_UP}, 05:14",
     position=16_389.35,
     context=13_125.90,
+    sources={"tokens_day": f"{_WRITE_UP}, 00:00", "hit_rate": f"{_WRITE_UP}, 05:14"},
 )
 """Mooncake's conversations at the volume and hit rate that DeepSeek tells of its own, of which no lengths are known."""
 
-_ALL = {
+_OF_2025 = ("peak", "busy", "hit_usd", "miss_usd", "output_usd")
+"""Of the service then: machines were taken in and out with the traffic, so that nothing is kept for its peak."""
+
+FLEETS = {
     DEFAULT: Fleet(
         prefill=DEVICES["b200"],
         decode=DEVICES["gb200"],
@@ -58,11 +60,12 @@ _ALL = {
         ),
         prefill_layout=Layout(width=32, spares=32, source=_INDEX),
         decode_layout=Layout(width=144, spares=32, source=_INDEX),
-        service=Service(peak=1.0, busy=1.0, hit_usd=0.14, miss_usd=0.55, output_usd=2.19, source=_INDEX),
+        service=Service(
+            peak=1.0, busy=1.0, hit_usd=0.14, miss_usd=0.55, output_usd=2.19, sources=dict.fromkeys(_OF_2025, _INDEX)
+        ),
     ),
 }
 
-FLEETS = dict(_ALL)
 """Those known by name."""
 
 

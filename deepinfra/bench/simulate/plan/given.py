@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import inf, isfinite
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from deepinfra.errors import ConfigError
 
-__all__ = ("SHARE", "ZERO", "Given", "Record", "check", "givens", "varied")
+__all__ = ("SHARE", "ZERO", "Given", "Record", "check", "givens", "replaced", "varied")
 
 ZERO = {"least": 0.0}
 """Metadata of a field that may be 0; others are above it."""
@@ -27,10 +27,7 @@ class Given(NamedTuple):
 
 
 class Record(Protocol):
-    """A frozen dataclass of figures.
-
-    It has a `source` of them all, and may have `sources` of those that have one of their own, by name.
-    """
+    """A frozen dataclass of figures."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -39,16 +36,20 @@ class Record(Protocol):
         """Where its figures come from."""
         ...
 
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Where those come from that have a source of their own, by name."""
+        ...
+
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 def givens(record: Record, place: str) -> Iterator[Given]:
     """The record's figures, named `place.field`."""
-    own = getattr(record, "sources", {})
     for field in _figures(record):
         value = getattr(record, field.name)
-        yield Given(f"{place}.{field.name}", value, own.get(field.name, record.source))
+        yield Given(f"{place}.{field.name}", value, record.sources.get(field.name, record.source))
 
 
 def check(record: Record, place: str) -> None:
@@ -75,6 +76,12 @@ def varied(record: AnyRecord, name: str, factor: float) -> AnyRecord:
     else:
         changed = min(value * factor, limits.get("most", inf))
     return dataclasses.replace(record, **{name: changed})
+
+
+def replaced(record: AnyRecord, values: Mapping[str, Any], source: str) -> AnyRecord:
+    """The record with some figures of another source."""
+    sources = {**record.sources, **dict.fromkeys(values, source)}
+    return dataclasses.replace(record, sources=sources, **values)
 
 
 def _figures(record: Record) -> Iterator[dataclasses.Field[Any]]:

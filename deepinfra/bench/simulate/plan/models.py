@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deepinfra.bench.simulate.plan.given import ZERO
@@ -50,6 +51,7 @@ class ModelShape:
         draft_nbytes: Of the draft head's weights, of which its experts are spread as the others.
         replay_tokens: Rows computed again per request that hits the cache.
         tail_tokens: Last rows of a prompt that pass all layers, if others do not.
+        sources: Of figures that have one of their own.
     """
 
     name: str
@@ -84,6 +86,7 @@ class ModelShape:
     draft_nbytes: float = field(default=0.0, metadata=ZERO)
     replay_tokens: int = field(default=0, metadata=ZERO)
     tail_tokens: int = field(default=0, metadata=ZERO)
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def active_decode(self) -> float:
@@ -135,7 +138,12 @@ def transformer(
         expert_ffn: `moe_intermediate_size`.
         kernels_per_layer: Launched per layer in a decode step: two norms, two attention projections, rotation, cache
             write, attention, and the feed-forward layer's five.
+
+    Raises:
+        ConfigError: It has experts without a width, or fewer of them than a token wants.
     """
+    if (experts or top_k or expert_ffn) and not (experts >= top_k > 0 and expert_ffn > 0):
+        raise ConfigError(f"model.{name}: experts, top_k and expert_ffn go together, with top_k at most experts")
     attention = layers * hidden * head_dim * (2 * heads + 2 * kv_heads)
     body = attention + layers * (3 * hidden * ffn + hidden * experts)
     head = hidden * vocab
@@ -314,13 +322,13 @@ MODELS = {model.name: model for model in _ALL}
 """Those known by name."""
 
 
-def model_named(name: str) -> ModelShape:
+def model_named(name: str, known: Mapping[str, ModelShape] = MODELS) -> ModelShape:
     """A model by its name.
 
     Raises:
         ConfigError: Nobody has that name.
     """
     try:
-        return MODELS[name]
+        return known[name]
     except KeyError:
-        raise ConfigError(f"model: none is named {name!r}; known: {', '.join(MODELS)}") from None
+        raise ConfigError(f"model: none is named {name!r}; known: {', '.join(known)}") from None

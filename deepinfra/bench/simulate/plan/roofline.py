@@ -51,7 +51,8 @@ class Efficiency:
         link: Share of the bandwidth between devices.
         kernel_s: What a kernel takes besides.
         memory_used: Share of memory that weights and KV may fill.
-        source: Of them all.
+        source: Of those that have none of their own.
+        sources: Of each.
     """
 
     products: float = field(default=0.78, metadata=SHARE)
@@ -63,11 +64,7 @@ class Efficiency:
     kernel_s: float = field(default=2e-6, metadata=ZERO)
     memory_used: float = field(default=0.90, metadata=SHARE)
     source: str = "public kernels"
-
-    @property
-    def sources(self) -> Mapping[str, str]:
-        """Of each figure that nobody has changed."""
-        return _KERNELS
+    sources: Mapping[str, str] = field(default_factory=lambda: _KERNELS, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +78,13 @@ class Layout:
         width: Devices.
         spares: Further copies of popular experts per layer, on all devices together.
         source: Where this comes from.
+        sources: Of figures that have one of their own.
     """
 
     width: int = 1
     spares: int = field(default=0, metadata=ZERO)
     source: str = "chosen"
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 class Part(NamedTuple):

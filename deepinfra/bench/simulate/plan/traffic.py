@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from deepinfra.bench.simulate.plan.given import SHARE, ZERO
@@ -23,8 +23,7 @@ class Traffic:
         hit_rate: Share of prompt tokens that are cached.
         position: Mean position of a prompt token in its prompt: half the mean of all prompts if they are equally long.
         context: Mean context of a generated token.
-        tokens_day_source: Of `tokens_day`.
-        hit_rate_source: Of `hit_rate`.
+        sources: Of figures that have one of their own.
     """
 
     source: str
@@ -34,14 +33,7 @@ class Traffic:
     hit_rate: float = field(metadata=SHARE | ZERO)
     position: float
     context: float
-    tokens_day_source: str = ""
-    hit_rate_source: str = ""
-
-    @property
-    def sources(self) -> dict[str, str]:
-        """Of those that are not of the shape."""
-        own = {"tokens_day": self.tokens_day_source, "hit_rate": self.hit_rate_source}
-        return {name: source for name, source in own.items() if source}
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def requests_day(self) -> float:
