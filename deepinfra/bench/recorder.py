@@ -76,6 +76,9 @@ class _Step(StepHandle):
     def masks(self, rows: MaskRows) -> None:
         self._inner.masks(rows)
 
+    def cut(self) -> StepResult | None:
+        return self._inner.cut()
+
     async def result(self) -> StepResult:
         result = await self._inner.result()
         self._recorder.note(self._plan, result)

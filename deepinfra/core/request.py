@@ -122,7 +122,7 @@ class SeqSpec:
 
     `tokens` is the prompt plus whatever was generated before (after a handoff); `prompt_len` says where the prompt
     ends. `max_tokens` counts generated tokens from `prompt_len` on. The first `public` tokens lie in a prefix that all
-    tenants share.
+    tenants share. With `stops` its answer has stop strings, so that any token may end it.
     """
 
     seq: SeqId
@@ -142,6 +142,7 @@ class SeqSpec:
     salt: str = ""
     public: int = 0
     explain: bool = False
+    stops: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

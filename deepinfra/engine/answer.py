@@ -95,9 +95,26 @@ class Answer:
             meters.prompt_tokens += self.spec.prompt_len
             meters.cached(self._cached)
         else:
-            meters.itl.add((now - self._last_at) / len(delta.tokens), len(delta.tokens))
+            self._measure_gaps(now - self._last_at, delta)
         self._last_at = now
         meters.generated_tokens += len(delta.tokens)
+
+    def _measure_gaps(self, seconds: float, delta: Delta) -> None:
+        """Count the time since the last token, on average unless it is known what each token took."""
+        itl, each_s = self._settings.meters.itl, delta.each_s
+        if merged := len(delta.tokens) - len(each_s):
+            itl.add((seconds - sum(each_s)) / merged, merged)
+        elif each_s:  # what passed between the last token and the first of these is of this one
+            itl.add(seconds - sum(each_s[1:]))
+            each_s = each_s[1:]
+        for each in each_s:
+            itl.add(each)
+
+    def take_rest(self, live: Live) -> None:
+        """Take what is there of a sequence that nobody follows any more."""
+        delta = live.take()
+        self._measure(live, delta)
+        self._take(delta)
 
     def _take(self, delta: Delta) -> bool:
         """Parse a delta's tokens; returns whether a stop string ended the answer."""

@@ -57,8 +57,31 @@ class Committer:
         if self._drafting is not None:
             self._drafting.observe(outcomes)
         self._scheduler.commit(
-            StepReport(step=result.step, seconds=result.seconds, rows=tuple(rows), preempted=planned.preempted)
+            StepReport(step=planned.plan.step, seconds=result.seconds, rows=tuple(rows), preempted=planned.preempted)
         )
+
+    def repeated(self, blocks: BlockPool, planned: Planned, result: StepResult) -> None:
+        """Apply the times that a repeated step was computed; for policy each of them is a step."""
+        outputs = {output.seq: output for output in result.outputs}
+        failed = {failure.seq: failure.why for failure in result.failed}
+        times, step = len(result.each_s), planned.plan.step
+        rows: list[tuple[WorkItem, int]] = []
+        for item in planned.plan.items:
+            live, sampled = planned.lives[item.seq], 0
+            if item.epoch == live.epoch:
+                live.reached = max(live.reached, item.start + times)
+            if item.seq in failed:
+                self._fail(live, failed[item.seq])
+            elif not live.over and (output := outputs.get(item.seq)) is not None and output.epoch == live.epoch:
+                sampled = 1
+                live.tokens.extend(output.tokens)
+                live.computed = len(live.tokens) - 1
+                self._publish(blocks, live)
+                live.push(output.tokens, output.probs, None if live.room else Ending("length"), result.each_s)
+            rows.append((item, sampled))
+        for time, seconds in enumerate(result.each_s):
+            done = tuple(DoneRow(item.seq, item.start + time, 1, 0, sampled, False) for item, sampled in rows)
+            self._scheduler.commit(StepReport(step + time, seconds, done))
 
     def failed(self, blocks: BlockPool, planned: Planned, error: StepFailed) -> None:
         """Apply a failed step: named sequences end, what the step wrote is not trusted, the others try again."""

@@ -24,7 +24,7 @@ from deepinfra.engine.collapse import collapsed
 from deepinfra.engine.constraints import Constraints
 from deepinfra.engine.handoff import Handoff
 from deepinfra.engine.lengths import SHORT, characters, is_short
-from deepinfra.engine.live import Ending
+from deepinfra.engine.live import Ending, Live
 from deepinfra.engine.meters import Meters
 from deepinfra.engine.pool import Pool
 from deepinfra.engine.public import PublicPrefixes
@@ -302,6 +302,7 @@ class Engine(AsyncContextManagerMixin):
                     salt=request.salt,
                     public=public,
                     explain=request.explain and choice == 0,
+                    stops=bool(request.stop),
                 ),
                 stream,
                 mailbox,
@@ -384,7 +385,7 @@ class Engine(AsyncContextManagerMixin):
         handoff: Handoff | None = None
         async with first.run(answer.spec, prefill_only=bool(self._last), chain=chain) as live:
             started()
-            ending = await answer.follow(live)
+            ending = await self._follow(first, answer, live)
             if ending.reason != "handoff":
                 return ending
             spec = answer.handed_off(tuple(live.tokens))
@@ -394,7 +395,17 @@ class Engine(AsyncContextManagerMixin):
                 handoff = None  # the decode pool computes the prompt itself
         last, chain = await self._choose(self._last, spec)
         async with last.run(spec, handoff=handoff, chain=chain) as live:
+            return await self._follow(last, answer, live)
+
+    @staticmethod
+    async def _follow(pool: Pool, answer: Answer, live: Live) -> Ending:
+        """Follow a sequence; one that is cancelled gets what was computed for it until then."""
+        try:
             return await answer.follow(live)
+        except anyio.get_cancelled_exc_class():
+            pool.catch_up()
+            answer.take_rest(live)
+            raise
 
     async def _choose(self, pools: Sequence[Pool], spec: SeqSpec) -> tuple[Pool, Chain]:
         """The pool that takes a sequence, and the keys of its blocks there; pools of the same kin hash them once."""

@@ -54,11 +54,15 @@ class Ending(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """New tokens of a sequence, merged since it was last read; `ending` is set on the last one."""
+    """New tokens of a sequence, merged since it was last read; `ending` is set on the last one.
+
+    `each_s` are the seconds that the last so many of them took one after the other, if a repeated step gave them.
+    """
 
     tokens: tuple[int, ...]
     probs: tuple[TokenProbs, ...]
     ending: Ending | None
+    each_s: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +124,7 @@ class Live:
     fetched: bool = False
     _tokens_out: list[int] = field(default_factory=list)
     _probs_out: list[TokenProbs] = field(default_factory=list)
+    _each_s: tuple[float, ...] = ()
     _ending: Ending | None = None
     _signal: Signal = field(default_factory=Signal)
 
@@ -160,10 +165,18 @@ class Live:
         self.reached = self.right_from = 0
         self.running, self.drafts = False, None
 
-    def push(self, tokens: Sequence[int], probs: Sequence[TokenProbs], ending: Ending | None) -> None:
+    def push(
+        self,
+        tokens: Sequence[int],
+        probs: Sequence[TokenProbs],
+        ending: Ending | None,
+        each_s: tuple[float, ...] = (),
+    ) -> None:
         """Hand tokens to the sequence's own task; never waits."""
-        self._tokens_out.extend(tokens)
-        self._probs_out.extend(probs)
+        if tokens:
+            self._tokens_out.extend(tokens)
+            self._probs_out.extend(probs)
+            self._each_s = (*self._each_s, *each_s) if each_s else ()
         if ending is not None and self._ending is None:
             self._ending, self.over = ending, True
         self._signal.set()
@@ -172,6 +185,10 @@ class Live:
         """Wait for tokens or the end."""
         while not self._tokens_out and self._ending is None:
             await self._signal.wait()
-        delta = Delta(tuple(self._tokens_out), tuple(self._probs_out), self._ending)
-        self._tokens_out, self._probs_out = [], []
+        return self.take()
+
+    def take(self) -> Delta:
+        """What is there now."""
+        delta = Delta(tuple(self._tokens_out), tuple(self._probs_out), self._ending, self._each_s)
+        self._tokens_out, self._probs_out, self._each_s = [], [], ()
         return delta

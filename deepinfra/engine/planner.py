@@ -141,6 +141,17 @@ class Planner:
             filled=tuple(filled),
         )
 
+    def computed(self, planned: Planned, times: int) -> None:
+        """A repeated step was computed so many times more; what is left of it begins behind them."""
+        plan = planned.plan
+        items = tuple(item._replace(start=item.start + times, blocks=()) for item in plan.items)
+        planned.plan = plan._replace(step=plan.step + times, items=items, repeat=plan.repeat - times)
+        self._step += times
+
+    def skip(self, steps: int) -> None:
+        """A repeated step was so many steps more than the one that it was planned as."""
+        self._step += steps
+
     # -- loaded records ----------------------------------------------------------------------------
 
     def _fill(self, arrived: Sequence[Arrived]) -> tuple[list[Fill], list[Arrived]]:

@@ -311,6 +311,7 @@ class Pool(AsyncContextManagerMixin):
         # Not before the wait: a pool that failed meanwhile has told every sequence it knew, and not this one.
         if self.state in ("failed", "stopped"):
             raise self.failure or EngineNotRunningError
+        self.catch_up()  # the Scheduler is asked as of now
         cached = self._cached(live)
         if live.miss is not None:
             live.miss = live.miss._replace(usable=cached)
@@ -336,6 +337,11 @@ class Pool(AsyncContextManagerMixin):
             self._roster.leave(live)
             if self.state in ("failed", "stopped"):
                 self._roster.forget(live)
+
+    def catch_up(self) -> None:
+        """Commit what a repeated step has computed by now; it ends at its next boundary."""
+        if self._stepper is not None:
+            self._stepper.catch_up()
 
     @property
     def kin(self) -> Kin:

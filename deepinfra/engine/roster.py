@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
@@ -10,7 +11,20 @@ from deepinfra.core.ids import SeqId
 from deepinfra.engine.live import Live
 from deepinfra.engine.stream import Signal
 
-__all__ = ("Roster",)
+__all__ = ("Roster", "Wake")
+
+
+class Wake(Signal):
+    """A `Signal` of which the stepper hears at once, in the midst of a step; `heard` is what it does then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: Callable[[], None] = lambda: None
+
+    def set(self) -> None:
+        """See `Signal.set`."""
+        super().set()
+        self.heard()
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +44,7 @@ class Roster:
     gone: list[Live] = field(default_factory=list)
     fetchable: set[SeqId] = field(default_factory=set)
     loading: set[SeqId] = field(default_factory=set)
-    wake: Signal = field(default_factory=Signal)
+    wake: Wake = field(default_factory=Wake)
     empty: anyio.Event = field(default_factory=anyio.Event)
 
     def enter(self, live: Live) -> None:
@@ -42,9 +56,9 @@ class Roster:
 
     def leave(self, live: Live) -> None:
         """A sequence is over; it is forgotten at the next step boundary."""
+        self.wake.set()  # first: what a repeated step has computed for it by now is its own
         live.over = True
         self.gone.append(live)
-        self.wake.set()
 
     def forget(self, live: Live) -> None:
         """A boundary came, or there will be none any more."""

@@ -17,6 +17,7 @@ from deepinfra.engine.loader import Loader
 from deepinfra.engine.matcher import masks_of
 from deepinfra.engine.planner import Planned, Planner
 from deepinfra.engine.prefixes import Prefixes
+from deepinfra.engine.repeating import Repeated, behind, times_of
 from deepinfra.engine.roster import Roster
 from deepinfra.engine.saver import Saver
 from deepinfra.engine.snapshots import Snapshots
@@ -24,7 +25,7 @@ from deepinfra.engine.staging import Slots
 from deepinfra.engine.stats import StepTally
 from deepinfra.engine.windows import WindowPlan
 from deepinfra.errors import ExecutorLost, Overloaded, StepFailed
-from deepinfra.interfaces.executor import Executor
+from deepinfra.interfaces.executor import Executor, StepHandle
 from deepinfra.interfaces.given import Clock, Offload
 from deepinfra.interfaces.scheduler import Scheduler
 
@@ -79,6 +80,11 @@ class Stepper:
         self.prefixes = Prefixes(roster, self.planner.running, self.blocks, self.snapshots)
         self.loader = Loader(self.blocks, self.slots, executor.memory, self.snapshots, offload)
         self._commits = Committer(scheduler, saver, drafting, self.snapshots)
+        self._repeats = "repeat" in executor.provides and drafting is None and not windows.rows
+        self._repeated: Repeated | None = None
+        self._caught_up = 0
+        self._broken: Exception | None = None
+        roster.wake.heard = self.catch_up
 
     async def run(self) -> ExecutorLost:
         """Plan, submit, wait, commit, until cancelled or the executor is lost; returns the loss."""
@@ -91,13 +97,16 @@ class Stepper:
         boundary = self._clock.now()
         while True:
             self.reap()
-            choice = self._scheduler.plan(self._view())
+            choice = self._scheduler.plan(self._view(self._clock.now()))
             for seq in choice.fetch:
                 self._fetch(seq)
             self._shed(choice)
             arrived = self.loader.collect()
             planned = self.planner.plan(choice, self._roster.lives, arrived, self.snapshots.due())
             self._mark_opened(planned)
+            if self._repeats and planned is not None and self._scheduler.wake_at() is None:
+                times = times_of(choice, planned, self._roster, self.blocks.block_size)
+                planned.plan = planned.plan._replace(repeat=times)
             if planned is None or not (planned.plan.items or planned.plan.fills or planned.plan.snapshots):
                 self.slots.give([record.slot for record in arrived])
                 self._preempted(planned)
@@ -109,7 +118,6 @@ class Stepper:
             except ExecutorLost as error:
                 return error
             now = self._clock.now()
-            self._tally.seconds.add(seconds)
             self._tally.overhead += max(0.0, now - boundary - seconds)
             boundary = now
 
@@ -132,6 +140,7 @@ class Stepper:
         except StepFailed as error:
             _log.warning("pool %s: %s", self._name, error)
             self._tally.failures += 1
+            self._tally.seconds.add(0.0)
             self.snapshots.failed()
             self._commits.failed(self.blocks, planned, error)
             return 0.0
@@ -141,7 +150,13 @@ class Stepper:
         finally:
             self.slots.give(planned.slots)
             self.loader.slots_freed()
+        if planned.plan.repeat > 1 or self._caught_up:
+            rest = behind(result, self._caught_up)
+            self.planner.skip(len(rest.each_s) - 1)
+            self._commit_times(planned, rest)
+            return result.seconds
         self._tally.steps += 1
+        self._tally.seconds.add(result.seconds)
         self._tally.preemptions += len(planned.preempted)
         self.snapshots.taken()
         if self._saver is not None:
@@ -157,6 +172,9 @@ class Stepper:
     async def _executed(self, planned: Planned) -> StepResult:
         """Submit a step, compute its masks while the model computes, and wait for it."""
         handle = self._executor.submit(planned.plan)
+        self._caught_up = 0
+        if planned.plan.repeat > 1:
+            return await self._repeat(planned, handle)
         if planned.plan.masked:
             work = [
                 (item.seq, matcher, item.drafts)
@@ -167,12 +185,45 @@ class Stepper:
             handle.masks(await self._offload(masks_of, work, self._executor.limits.vocab_size))
         return await handle.result()
 
-    def _view(self) -> StepView:
+    async def _repeat(self, planned: Planned, handle: StepHandle) -> StepResult:
+        """Wait for a repeated step while others may cut it."""
+        self._repeated = Repeated(planned, handle, self._clock.now())
+        try:
+            result = await handle.result()
+        finally:
+            self._repeated = None
+        if self._broken is not None:
+            raise self._broken
+        return result
+
+    def catch_up(self) -> None:
+        """End a repeated step behind the time under way; what single steps would have committed by now is committed.
+
+        Called by whoever comes or leaves, before that changes anything, and whenever a step is to be planned anew.
+        """
+        repeated, self._repeated = self._repeated, None
+        if repeated is None or (result := repeated.handle.cut()) is None:
+            return
+        try:
+            self._caught_up = len(result.each_s)
+            self._commit_times(repeated.planned, result)
+            self.planner.computed(repeated.planned, self._caught_up)
+            self._scheduler.plan(self._view(repeated.until(result)))  # of the time under way; the choice is the same
+        except Exception as error:  # it is the pool that is broken, not whoever came
+            self._broken = error
+
+    def _commit_times(self, planned: Planned, result: StepResult) -> None:
+        self._tally.steps += len(result.each_s)
+        for seconds in result.each_s:
+            self._tally.seconds.add(seconds)
+        self._commits.repeated(self.blocks, planned, result)
+
+    def _view(self, now: float) -> StepView:
         limits, running = self._executor.limits, self.planner.running
         if self._drafting is not None:
             self._drafting.propose(running, limits)
         return StepView(
-            now=self._clock.now(),
+            now=now,
             step=self._tally.steps,
             max_step_tokens=limits.max_step_tokens,
             max_seqs=limits.max_seqs,

@@ -26,7 +26,7 @@ from deepinfra.core.step import MaskRows, SeqOpen, SeqOutput, StepPlan, StepResu
 from deepinfra.errors import ExecutorError, StepFailed
 from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
 
-__all__ = ("SIMULATED_COST", "SimulatedExecutor")
+__all__ = ("SIMULATED_COST", "SimulatedExecutor", "SimulatedStep")
 
 SIMULATED_COST = StepCost(
     step=8.5e-3, chunk_token=3.5e-5, chunk_read=6.6e-10, decode_row=3.5e-5, decode_read=1.5e-8, draft=3.5e-5
@@ -86,7 +86,7 @@ class _Memory(KVMemory):
         return self.slot(slot)[FRAME_NBYTES : FRAME_NBYTES + _MARK_NBYTES]
 
 
-class _Step(StepHandle):
+class SimulatedStep(StepHandle):
     """A step under way: when it began, how long each time it is computed takes, and when each of these ends."""
 
     def __init__(self, executor: SimulatedExecutor, plan: StepPlan, begin: float, each_s: Sequence[float]) -> None:
@@ -110,9 +110,17 @@ class _Step(StepHandle):
     def masks(self, rows: MaskRows) -> None:
         raise ExecutorError("the simulated executor takes no masks")
 
-    def cut(self) -> None:
+    def cut(self) -> StepResult | None:
+        if self.times == 1 or self.failure is not None or self._result is not None:
+            return None
         self.times = self.boundary(self._executor.clock.now())
         self._cut.set()
+        before = self.times - 1
+        if not before:
+            return None
+        outputs = tuple(self._executor._preview(item, before) for item in self.plan.items)
+        each_s = tuple(self.each_s[:before])
+        return StepResult(self.plan.step, outputs, sum(each_s), each_s=each_s)
 
     async def result(self) -> StepResult:
         clock = self._executor.clock
@@ -237,7 +245,7 @@ class SimulatedExecutor(Executor):
         slots = self._staging if self._staging is not None else memoryview(bytearray(stride * self._limits.num_slots))
         self._memory = _Memory(self, self._limits.num_blocks, stride, slots)
         self._seqs: dict[SeqId, _Seq] = {}
-        self._last: _Step | None = None
+        self._last: SimulatedStep | None = None
         try:
             yield self
         finally:
@@ -245,7 +253,7 @@ class SimulatedExecutor(Executor):
 
     # -- steps --------------------------------------------------------------------------------------
 
-    def submit(self, plan: StepPlan) -> StepHandle:
+    def submit(self, plan: StepPlan) -> SimulatedStep:
         """See `Executor.submit`."""
         now, last = self.clock.now(), self._last
         if last is not None and last.failure is None:
@@ -253,7 +261,7 @@ class SimulatedExecutor(Executor):
         begin = now if last is None else max(now, last.end)
         failure = self._begin(plan)
         each_s = (0.0,) if failure is not None else self._seconds(plan)
-        self._last = step = _Step(self, plan, begin, each_s)
+        self._last = step = SimulatedStep(self, plan, begin, each_s)
         step.failure = failure
         return step
 
@@ -344,6 +352,10 @@ class SimulatedExecutor(Executor):
         tokens = self._text(state, times) if times > 1 else self._verified(state, item.drafts)
         state.known += len(tokens)
         return SeqOutput(item.seq, item.epoch, tokens)
+
+    def _preview(self, item: WorkItem, times: int) -> SeqOutput:
+        """What the first times of a repeated item sample."""
+        return SeqOutput(item.seq, item.epoch, self._text(self._seqs[item.seq], times))
 
     def _verified(self, state: _Seq, drafts: Sequence[int]) -> tuple[int, ...]:
         """The text as far as drafts agree with it, and one token more."""

@@ -22,12 +22,14 @@ class StepHandle(Protocol):
     def masks(self, rows: MaskRows) -> None:
         """Give token masks; exactly once if `plan.masked`, before the step samples, else never."""
 
-    def cut(self) -> None:
+    def cut(self) -> StepResult | None:
         """End a repeated step (`StepPlan.repeat`) behind the time that it is computing; no effect on any other step.
 
-        Default: nothing, for executors that do not provide `repeat`.
+        Returns:
+            What the times before that one gave, in `each_s` their seconds, which `result` will say once more; `None` if
+            there were none. Default: `None` and no effect, for executors that do not provide `repeat`.
         """
-        return
+        return None
 
     async def result(self) -> StepResult:
         """Wait for the step; called once. A cancelled wait does not stop the step.

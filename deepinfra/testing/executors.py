@@ -28,6 +28,9 @@ class _Handle(StepHandle):
     def masks(self, rows: MaskRows) -> None:
         self._inner.masks(rows)
 
+    def cut(self) -> StepResult | None:
+        return self._inner.cut()
+
     async def result(self) -> StepResult:
         result = await self._inner.result()
         if self._fault == "lose":

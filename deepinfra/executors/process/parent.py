@@ -74,7 +74,7 @@ class ProcessExecutor(Executor):
     @property
     def provides(self) -> frozenset[str]:
         """See `Executor.provides`."""
-        return self._inner.provides
+        return self._inner.provides - {"repeat"}  # a step under way over there cannot be cut
 
     @property
     def layout(self) -> KVLayout:
