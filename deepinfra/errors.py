@@ -20,7 +20,8 @@
     │   ├── UnauthorizedError       unauthorized          no API key, or one that is not known (401)
     │   ├── ModelUnknownError       model-unknown         no engine of that name (404)
     │   └── NotStoredError          not-stored            no stored response or item of that id for this tenant (404)
-    ├── Overloaded                  overloaded            not admitted; try again after `retry_after_s` (429/503)
+    ├── Overloaded                  overloaded            the server is full; try again after `retry_after_s` (503)
+    │   ├── TenantFullError         tenant-full           the tenant's own limit of what may wait (429)
     │   └── RateLimitedError        rate-limited          the API key's own limit of requests (429)
     ├── EngineError                 engine-error          the engine cannot serve this (5xx)
     │   ├── EngineNotRunningError   engine-not-running    nobody entered the engine
@@ -71,6 +72,7 @@ __all__ = (
     "ResourceError",
     "StepFailed",
     "TemplateError",
+    "TenantFullError",
     "UnauthorizedError",
     "UnknownComponentError",
     "UnsupportedCombination",
@@ -264,6 +266,12 @@ class Overloaded(DeepinfraError):
     def __init__(self, why: str, retry_after_s: float = 1.0) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(f"{why}; try again in {max(1, round(retry_after_s))} s")
+
+
+class TenantFullError(Overloaded):
+    """Raised when as much of a tenant waits as its own limits allow, whatever others have waiting."""
+
+    code = "tenant-full"
 
 
 class RateLimitedError(Overloaded):

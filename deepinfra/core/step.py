@@ -14,6 +14,7 @@ from deepinfra.core.ids import BlockId, BlockKey, Epoch, SeqId
 from deepinfra.core.sampling import SamplingParams
 
 __all__ = (
+    "Backlog",
     "BucketStats",
     "Choice",
     "DoneRow",
@@ -32,6 +33,7 @@ __all__ = (
     "StepReport",
     "StepResult",
     "StepView",
+    "TenantStats",
     "TokenProbs",
     "WorkItem",
 )
@@ -187,6 +189,29 @@ class BucketStats(NamedTuple):
     predicted_s: float = 0.0
 
 
+class TenantStats(NamedTuple):
+    """One tenant's numbers; those of all that are not told alone have the name `*`.
+
+    Attributes:
+        waiting: Sequences that wait.
+        waiting_tokens: Their prompt tokens without cache.
+        running: Sequences that run.
+        opened: Sequences opened so far, each once however often it was preempted.
+        refused: Sequences not admitted, by a limit of its own or because everything was full.
+        shed: Waiting sequences ended so that others had room.
+        served_s: Predicted seconds of work of those that were opened.
+    """
+
+    tenant: str
+    waiting: int = 0
+    waiting_tokens: int = 0
+    running: int = 0
+    opened: int = 0
+    refused: int = 0
+    shed: int = 0
+    served_s: float = 0.0
+
+
 class SchedulerStats(NamedTuple):
     """A Scheduler's numbers, for whoever exports them.
 
@@ -206,6 +231,9 @@ class SchedulerStats(NamedTuple):
         max_overtakes: How often a sequence may be passed; `None`: no bound is kept.
         max_wait_steps: Steps after which a sequence of the lowest priority that has room is first in line whoever
             comes; `None`: no bound is kept.
+        tenants: Of each tenant that is told alone, and of the others together, by name; their number is bounded.
+        refused_by_tenant: Of `refused`, those that met a limit of their own tenant.
+        expired: Waiting sequences ended because their deadline had passed.
     """
 
     learned: int = 0
@@ -221,6 +249,16 @@ class SchedulerStats(NamedTuple):
     measured_s: float = 0.0
     max_overtakes: int | None = None
     max_wait_steps: int | None = None
+    tenants: tuple[TenantStats, ...] = ()
+    refused_by_tenant: int = 0
+    expired: int = 0
+
+
+class Backlog(NamedTuple):
+    """What waits: prompt tokens without cache, and the seconds that computing these is predicted to take."""
+
+    tokens: int = 0
+    seconds: float = 0.0
 
 
 # -- executor -------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from deepinfra.core.ids import SeqId
-from deepinfra.core.step import Choice, Job, SchedulerStats, StepReport, StepView
+from deepinfra.core.step import Backlog, Choice, Job, SchedulerStats, StepReport, StepView
 from deepinfra.interfaces.component import Component
 
 __all__ = ("Scheduler",)
@@ -58,3 +58,8 @@ class Scheduler(Component):
     def stats(self) -> SchedulerStats:
         """Numbers so far; default: none."""
         return SchedulerStats()
+
+    def backlog(self) -> Backlog:
+        """What waits now; asked for every sequence that is routed, so override it where `stats` takes long."""
+        stats = self.stats()
+        return Backlog(stats.backlog_tokens, stats.backlog_s)

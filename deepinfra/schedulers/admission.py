@@ -6,7 +6,10 @@ then one who was told to come back finds room and not a race for a single place,
 openings, which can be predicted, and not of one, which cannot.
 
 Whoever has a higher priority than somebody who waits is let in all the same: as many of the lowest priority make room
-as it takes, the newest first. Sequences that were ever started make room for nobody.
+as it takes, the newest first. So is one of a tenant that has less waiting than another: of the tenant with most make
+room those that would run last. Sequences that were ever started make room for nobody.
+
+A tenant with limits of its own has a door of its own before the one for all.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import NamedTuple
 from deepinfra.core.cost import StepCost, StepWork
 from deepinfra.core.ids import SeqId
 from deepinfra.core.step import Job
-from deepinfra.errors import Overloaded
+from deepinfra.errors import Overloaded, TenantFullError
 
 __all__ = ("REOPEN", "Admission", "Amount", "Ask", "Limits", "OutputGuess")
 
@@ -37,7 +40,7 @@ UNKNOWN_OUT = 256
 class Limits(NamedTuple):
     """How much may wait: sequences, prompt tokens without cache, predicted seconds of these; `None` is no limit."""
 
-    requests: int
+    requests: int | None = None
     tokens: int | None = None
     seconds: float | None = None
 
@@ -108,12 +111,13 @@ class Admission:
 
     Args:
         limits: How much may wait.
+        tenant: Whose door it is, if not everybody's.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, tenant: str | None = None) -> None:
         self.backlog = Amount()
         self.refused = 0
-        self._limits, self._closed = limits, False
+        self._limits, self._tenant, self._closed = limits, tenant, False
         self._then: StepCost | None = None
         self._priorities: Counter[int] = Counter()
 
@@ -134,7 +138,8 @@ class Admission:
         amount: Amount,
         priority: int,
         cost: StepCost | None,
-        waiting: Callable[[], Iterable[Ask]],
+        could_leave: Callable[[], Iterable[Ask]],
+        heavier: Callable[[], Iterable[Ask]],
         wait_s: Callable[[float, float, float], float],
     ) -> list[Ask]:
         """Let a sequence in; returns those that make room for it.
@@ -143,7 +148,8 @@ class Admission:
             amount: What it adds.
             priority: Its own.
             cost: Of steps, if known.
-            waiting: Those that could make room.
+            could_leave: Those that make room for higher priorities than their own.
+            heavier: Those that make room because their tenant has more waiting, in this order.
             wait_s: Seconds until no more than so many sequences, tokens and seconds wait.
 
         Raises:
@@ -152,27 +158,32 @@ class Admission:
         now, cost = cost, self._then if self._closed else cost
         if self._closed and self._fits(Amount(), cost, REOPEN):
             self._closed = False
-        outranks = any(count and other < priority for other, count in self._priorities.items())
         fits = not self.backlog.requests or self._fits(amount, cost)
-        if fits and (outranks or not self._closed):
+        if fits and not self._closed:
+            return []
+        outranks = any(count and other < priority for other, count in self._priorities.items())
+        if fits and (outranks or any(True for _ in heavier())):
             return []
         if outranks:
-            leaving = self._make_room(amount, priority, cost, waiting())
-            if leaving is not None:
+            lower = sorted((a for a in could_leave() if a.priority < priority), key=lambda a: (a.priority, -a.order))
+            if (leaving := self._make_room(amount, cost, lower)) is not None:
                 return leaving
+        if (leaving := self._make_room(amount, cost, heavier())) is not None:
+            return leaving
         # While it is closed seconds are those predicted when it closed: who was told a time finds the door as foretold.
         self._closed, self._then = self._closed or not self._fits(Amount(), cost, REOPEN), cost
         self.refused += 1
         requests, tokens, seconds = self._target(amount, cost)
         if then_s := self.backlog.seconds(cost):
             seconds *= self.backlog.seconds(now) / then_s
-        raise Overloaded(self._why(now), MARGIN * wait_s(requests, tokens, seconds))
+        kind = Overloaded if self._tenant is None else TenantFullError
+        raise kind(self._why(now), MARGIN * wait_s(requests, tokens, seconds))
 
     def _fits(self, amount: Amount, cost: StepCost | None, share: float = 1.0) -> bool:
         """Whether the backlog and `amount` stay within a share of the limits."""
         total, limits = self.backlog.plus(amount), self._limits
         return (
-            total.requests <= max(1, int(share * limits.requests))
+            (limits.requests is None or total.requests <= max(1, int(share * limits.requests)))
             and (limits.tokens is None or total.tokens <= share * limits.tokens)
             and (limits.seconds is None or total.seconds(cost) <= share * limits.seconds)
         )
@@ -180,30 +191,34 @@ class Admission:
     def _target(self, amount: Amount, cost: StepCost | None) -> tuple[float, float, float]:
         """How little must wait before it is let in."""
         limits, share = self._limits, REOPEN if self._closed else 1.0
-        requests = max(1, int(share * limits.requests)) if self._closed else limits.requests - 1
+        most = inf if limits.requests is None else limits.requests - 1
+        requests = max(1, int(share * limits.requests)) if self._closed and limits.requests is not None else most
         tokens = inf if limits.tokens is None else min(share * limits.tokens, limits.tokens - amount.tokens)
         seconds = inf if limits.seconds is None else min(share * limits.seconds, limits.seconds - amount.seconds(cost))
         if tokens < 0 or seconds < 0.0:
             return 0.0, inf, inf
-        return min(requests, limits.requests - 1), tokens, seconds
+        return min(requests, most), tokens, seconds
 
-    def _make_room(
-        self, amount: Amount, priority: int, cost: StepCost | None, waiting: Iterable[Ask]
-    ) -> list[Ask] | None:
-        """Those of lower priority, lowest and then newest first, without whom it fits; `None` if it never does."""
-        lower = sorted((ask for ask in waiting if ask.priority < priority), key=lambda ask: (ask.priority, -ask.order))
+    def _make_room(self, amount: Amount, cost: StepCost | None, makers: Iterable[Ask]) -> list[Ask] | None:
+        """The first of these without whom it fits; `None` if it never does."""
         before, leaving = self.backlog, []
-        for ask in lower:
-            self.backlog = self.backlog.plus(ask.amount, -1)
-            leaving.append(ask)
-            if self._fits(amount, cost) or not self.backlog.requests:
-                self.backlog = before
-                return leaving
-        self.backlog = before
+        try:
+            for ask in makers:
+                self.backlog = self.backlog.plus(ask.amount, -1)
+                leaving.append(ask)
+                if self._fits(amount, cost) or not self.backlog.requests:
+                    return leaving
+        finally:
+            self.backlog = before
         return None
 
     def _why(self, cost: StepCost | None) -> str:
         waits = self.backlog
+        told = f"{waits.requests} sequences with {waits.tokens} prompt tokens"
+        if self._tenant is not None:
+            limits = (("max_queue", self._limits.requests), ("max_queue_tokens", self._limits.tokens))
+            which = " and ".join(f"{name} = {limit}" for name, limit in limits if limit is not None)
+            return f"tenant {self._tenant!r} has {told} waiting, and may have {which}"
         seconds = waits.seconds(cost)
-        told = f"{waits.requests} sequences with {waits.tokens} prompt tokens are waiting"
+        told = f"{told} are waiting"
         return f"{told}, about {seconds:.0f} s of work" if seconds >= 1.0 else told

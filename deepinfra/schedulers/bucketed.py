@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import anyio
@@ -13,19 +14,25 @@ import anyio
 from deepinfra.core.buckets import DEFAULT_EDGES, bucket_of
 from deepinfra.core.cost import StepCost, StepWork
 from deepinfra.core.ids import SeqId
-from deepinfra.core.step import Choice, Job, RunRow, SchedulerStats, StepReport, StepView
+from deepinfra.core.step import Backlog, Choice, Job, RunRow, SchedulerStats, StepReport, StepView
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers.admission import Limits
+from deepinfra.schedulers.entry import Entry
+from deepinfra.schedulers.grants import Grants, give_decode
 from deepinfra.schedulers.overtaking import Overtakes
 from deepinfra.schedulers.predictor import MEMORY
-from deepinfra.schedulers.queue import Entry, Grants, Queue, give_decode
+from deepinfra.schedulers.queue import Queue
+from deepinfra.schedulers.tenants import HasLimits
 from deepinfra.schedulers.timings import Timings
 from deepinfra.schedulers.turns import Chunk, Lane, Turns, chunk_work
 
-__all__ = ("ALONE", "MAX_PRIORITY", "Bucketed")
+__all__ = ("ALONE", "FAIR", "MAX_PRIORITY", "Bucketed")
 
 MAX_PRIORITY = 8
 """Priorities beyond this, in either direction, count as this: it bounds how long aging takes."""
+
+FAIR = 64
+"""Points of priority by which a modest tenant's sequence may be before those of a flood, at most."""
 
 _PREFILL_FLOOR = 0.1
 """Share of the decoding time that prompts get at least, when decoding alone exceeds the step's budget."""
@@ -62,6 +69,7 @@ class Bucketed(Scheduler):
         max_queue_s: Predicted seconds of prompts that may wait; `None` is no limit.
         max_overtakes: See above.
         aging_steps: See above.
+        tenants: What each tenant may have; `"*"` is for those not named.
         timings: Folder in which measured step times are kept for the next start; `None` keeps none. A life of fewer
             than `MEMORY` steps leaves the file as it is.
     """
@@ -74,20 +82,26 @@ class Bucketed(Scheduler):
         decode_share: float = 0.25,
         max_queue: int = 4096,
         max_queue_tokens: int | None = None,
-        max_queue_s: float | None = None,
+        max_queue_s: float | None = 300.0,
         max_overtakes: int = 64,
         aging_steps: int = 256,
+        tenants: Mapping[str, HasLimits] = MappingProxyType({}),
         timings: str | Path | None = None,
     ) -> None:
         self.edges = tuple(edges)
         self.max_overtakes = max_overtakes
-        self._budget_s, self._share, self._aging = step_budget_s, decode_share, aging_steps
+        self._budget_s, self._share = step_budget_s, decode_share
         self._overtakes = Overtakes(max_overtakes)
         self._queue = Queue(
             lines=len(self.edges) + 1,
             limits=Limits(max_queue, max_queue_tokens, max_queue_s),
             allowance=self._prompts_s,
             patience=self._overtakes.patience,
+            tenants=tenants,
+            aging=aging_steps,
+            fair_steps=FAIR * aging_steps,
+            entered=self._overtakes.wait,
+            left=self._overtakes.leave,
         )
         self.predictor = self._queue.predictor
         self._work = [0.0] * (len(self.edges) + 1)
@@ -138,7 +152,11 @@ class Bucketed(Scheduler):
 
     def stats(self) -> SchedulerStats:
         """See `Scheduler.stats`."""
-        return self._queue.stats()
+        return self._queue.stats(self.edges)
+
+    def backlog(self) -> Backlog:
+        """See `Scheduler.backlog`."""
+        return self._queue.backlog()
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -146,33 +164,24 @@ class Bucketed(Scheduler):
         """See `Scheduler.add`."""
         priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, job.priority))
         line = bucket_of(job.uncached, self.edges)
-        key = self._step - priority * self._aging
-        entry, leaving = self._queue.add(job, now=self.clock.now(), line=line, key=key, priority=priority)
-        for other in leaving:
-            self._overtakes.leave(other)
-        self._overtakes.wait(entry)
+        self._queue.add(job, now=self.clock.now(), step=self._step, line=line, priority=priority)
 
     def finish(self, seq: SeqId) -> None:
         """See `Scheduler.finish`."""
         entry = self._queue.finish(seq)
-        if entry is not None and not entry.running:
-            self._overtakes.leave(entry)
-            if entry.asked:  # it may have been opened in a step whose report has not come
-                self._count_pass(entry)
+        if entry is not None and not entry.running and entry.asked:
+            self._count_pass(entry)  # it may have been opened in a step whose report has not come
 
     def commit(self, report: StepReport) -> None:
         """See `Scheduler.commit`."""
-        opened, preempted = self._queue.commit(report)
+        opened, _ = self._queue.commit(report)
         cost = self.predictor.cost
         for row in report.rows:
             known = self._queue.entries.get(row.seq)
             if known is not None and row.length - row.drafts > 1:
                 self._work[known.line] += chunk_work(cost, row.start, row.length)
         for entry in opened:
-            self._overtakes.leave(entry)
             self._count_pass(entry)
-        for entry in preempted:
-            self._overtakes.wait(entry)
 
     def _count_pass(self, entry: Entry) -> None:
         first = self._queue.first_waiting()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
+from types import MappingProxyType
 
 from deepinfra.core.ids import SeqId
-from deepinfra.core.step import Choice, Job, SchedulerStats, StepReport, StepView
+from deepinfra.core.step import Backlog, Choice, Job, SchedulerStats, StepReport, StepView
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers.admission import Limits
-from deepinfra.schedulers.queue import Grants, Queue, give_decode
+from deepinfra.schedulers.grants import Grants, give_decode
+from deepinfra.schedulers.queue import Queue
+from deepinfra.schedulers.tenants import HasLimits
 
 __all__ = ("Fcfs",)
 
@@ -24,17 +28,24 @@ class Fcfs(Scheduler):
         max_queue: Waiting sequences beyond which `add` refuses.
         max_queue_tokens: Prompt tokens without cache that may wait; `None` is no limit.
         max_queue_s: Predicted seconds of prompts that may wait; `None` is no limit.
+        tenants: What each tenant may have; `"*"` is for those not named.
     """
 
     def __init__(
-        self, *, max_queue: int = 4096, max_queue_tokens: int | None = None, max_queue_s: float | None = None
+        self,
+        *,
+        max_queue: int = 4096,
+        max_queue_tokens: int | None = None,
+        max_queue_s: float | None = 300.0,
+        tenants: Mapping[str, HasLimits] = MappingProxyType({}),
     ) -> None:
         limits = Limits(max_queue, max_queue_tokens, max_queue_s)
-        self._queue = Queue(lines=1, limits=limits, allowance=lambda base_s, decodes: inf)
+        self._queue = Queue(lines=1, limits=limits, allowance=lambda base_s, decodes: inf, tenants=tenants)
+        self._step = 0
 
     def add(self, job: Job) -> None:
         """See `Scheduler.add`."""
-        self._queue.add(job, now=self.clock.now())
+        self._queue.add(job, now=self.clock.now(), step=self._step)
 
     def finish(self, seq: SeqId) -> None:
         """See `Scheduler.finish`."""
@@ -48,6 +59,7 @@ class Fcfs(Scheduler):
         """See `Scheduler.plan`."""
         queue = self._queue
         queue.planning(view)
+        self._step = view.step
         rows = queue.running(view)
         in_flight = frozenset(row.seq for row in view.running)
         shed = queue.expired(view, in_flight)
@@ -74,6 +86,10 @@ class Fcfs(Scheduler):
     def wake_at(self) -> float | None:
         """See `Scheduler.wake_at`."""
         return self._queue.wake_at(self.clock.now())
+
+    def backlog(self) -> Backlog:
+        """See `Scheduler.backlog`."""
+        return self._queue.backlog()
 
     def stats(self) -> SchedulerStats:
         """See `Scheduler.stats`."""

@@ -7,8 +7,9 @@ decodes gets one token per step, and leaves its seat and its blocks after the to
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -21,6 +22,12 @@ _EVENTS = 150
 """Events after which the rest is extrapolated; one takes about 6 us, and a loop callback should end within 1 ms."""
 
 
+_ASIDE = 64
+"""How many of tenants at their limits are put aside at once, so that a forecast ends in time."""
+
+_LAST = (inf, 0.0, 0)
+
+
 class Load(NamedTuple):
     """A sequence as a forecast sees it.
 
@@ -31,14 +38,16 @@ class Load(NamedTuple):
         blocks: Blocks it holds or will hold.
         place: Its place in the queue, if it waits.
         patience: How many may pass it; then nobody behind it is opened before it.
+        tenant: Whose it is.
     """
 
     start: int
     tokens: int
     out: float
     blocks: float
-    place: tuple[float, int] = (inf, 0)
+    place: tuple[float, float, int] = (inf, 0.0, 0)
     patience: float = inf
+    tenant: str = ""
 
     @property
     def work(self) -> StepWork:
@@ -55,11 +64,19 @@ class Point(NamedTuple):
     work_s: float
 
 
+class Opening(NamedTuple):
+    """A sequence that begins, `seconds` after the forecast's beginning, with so many tokens to compute."""
+
+    seconds: float
+    tenant: str
+    tokens: int
+
+
 class Drain:
     """The points of a forecast, each with less waiting than the one before, and the seconds per sequence after them."""
 
-    def __init__(self, points: Sequence[Point], ended_s: float, each_s: float) -> None:
-        self._points, self._ended_s, self._each_s = points, ended_s, each_s
+    def __init__(self, points: Sequence[Point], openings: Sequence[Opening], ended_s: float, each_s: float) -> None:
+        self._points, self._openings, self._ended_s, self._each_s = points, openings, ended_s, each_s
 
     def until(self, requests: float, tokens: float, work_s: float) -> float:
         """Seconds until no more than this waits."""
@@ -71,6 +88,22 @@ class Drain:
         rest = ((last.requests, requests), (last.tokens, tokens), (last.work_s, work_s))
         shares = [(waits - target) / waits for waits, target in rest if waits > target]
         return self._ended_s + max(shares, default=0.0) * last.requests * self._each_s
+
+    def until_of(self, tenant: str, waits: tuple[int, int], most: tuple[float, float]) -> float:
+        """Seconds until no more than so many of the sequences and tokens that wait of one tenant do."""
+        requests, tokens = waits
+        mine = 0
+        for opening in self._openings:
+            if requests <= most[0] and tokens <= most[1]:
+                break
+            if opening.tenant == tenant:
+                mine, requests, tokens, seconds = mine + 1, requests - 1, tokens - opening.tokens, opening.seconds
+        shares = [(n - target) / n for n, target in ((requests, most[0]), (tokens, most[1])) if n > target]
+        if not shares:
+            return seconds if mine else 0.0
+        # As often as it came so far; if it did not, it comes among the last.
+        each_s = self._ended_s / mine if mine else self._each_s * self._points[-1].requests / max(1, requests)
+        return self._ended_s + max(shares) * requests * each_s
 
 
 def _below(point: Point, tokens: float, work_s: float) -> bool:
@@ -84,6 +117,7 @@ def drain(
     lines: Sequence[Iterator[Load]],
     running: Sequence[tuple[int, Load]],
     now: Point,
+    caps: Mapping[str, int],
 ) -> Drain:
     """Forecast.
 
@@ -94,12 +128,13 @@ def drain(
         lines: Waiting sequences of each line, in the order in which they will be opened.
         running: The line of each sequence that runs, and what is left of it.
         now: What waits now, at 0 seconds.
+        caps: How many more may run of each tenant that has a limit.
     """
-    flow = _Flow(view, cost, allowance, lines, running, now)
+    flow = _Flow(view, cost, allowance, lines, running, now, caps)
     for _ in range(_EVENTS):
         if not flow.event():
             break
-    return Drain(flow.points, flow.seconds, flow.each_s())
+    return Drain(flow.points, flow.openings, flow.seconds, flow.each_s())
 
 
 class _Prompt:
@@ -124,26 +159,30 @@ class _Flow:
         lines: Sequence[Iterator[Load]],
         running: Sequence[tuple[int, Load]],
         now: Point,
+        caps: Mapping[str, int],
     ) -> None:
         self.points = [now]
+        self.openings: list[Opening] = []
+        self._caps = dict(caps)
+        self._aside: list[list[Load]] = [[] for _ in lines]
         self._passes, self._hurry = 0, False
         self._view, self._cost, self._allowance = view, cost, allowance
         self._seats = view.max_seqs - len(running)
         self._free = view.num_blocks - sum(load.blocks for _, load in running)
         self._waiting = lines
-        self._heads = [next(line, None) for line in lines]
+        self._heads = [self._next(line) for line in range(len(lines))]
         self._begun: list[list[_Prompt]] = [[] for _ in lines]
         self.seconds, self._turn, self._context = 0.0, 0.0, 0.0
         self._step_s, self._prompts_s = 1e-9, 1e-9
         self._outs = [load.out for load in self._heads if load]
-        # Those that decode: in which turn they are done, and their blocks and context then.
-        self._decoding: list[tuple[float, float, float]] = []
+        # Those that decode: in which turn they are done, and their blocks and context then, and whose they are.
+        self._decoding: list[tuple[float, float, float, str]] = []
         for line, load in running:
             if load.tokens - load.start > 1:
                 self._begun[line].append(_Prompt(load, cost))
             else:
                 self._context += load.tokens
-                self._decoding.append((load.out, load.blocks, load.tokens + load.out))
+                self._decoding.append((load.out, load.blocks, load.tokens + load.out, load.tenant))
         heapify(self._decoding)
 
     def event(self) -> bool:
@@ -163,11 +202,13 @@ class _Flow:
             self._prompts_s = share_s * len(active)
         for load in opened:  # known when the step is over in which they begin: half a step later, on average
             last = self.points[-1]
+            seconds, tokens = max(last.seconds, self.seconds + 0.5 * step_s), load.tokens - load.start
+            self.openings.append(Opening(seconds, load.tenant, tokens))
             self.points.append(
                 Point(
-                    max(last.seconds, self.seconds + 0.5 * step_s),
+                    seconds,
                     last.requests - 1,
-                    last.tokens - (load.tokens - load.start),
+                    last.tokens - tokens,
                     max(0.0, last.work_s - (self._cost.seconds(load.work) - self._cost.step)),
                 )
             )
@@ -194,7 +235,7 @@ class _Flow:
     def _open(self) -> list[Load]:
         """Let every idle line begin its next sequence, and a busy one too if nobody may pass that any more."""
         due = [load.place for load in self._heads if load and load.patience <= self._passes and self._fits(load)]
-        first = min(due, default=(inf, 0))
+        first = min(due, default=_LAST)
         opened: list[Load] = []
         for index in sorted(range(len(self._heads)), key=self._place):
             place = self._place(index)
@@ -203,9 +244,38 @@ class _Flow:
         self._hurry = bool(due and opened)
         return opened
 
-    def _place(self, index: int) -> tuple[float, int]:
+    def _place(self, index: int) -> tuple[float, float, int]:
         load = self._heads[index]
-        return (inf, 0) if load is None else load.place
+        return _LAST if load is None else load.place
+
+    def _next(self, index: int) -> Load | None:
+        """The next of a line whose tenant may run one more; the others wait aside."""
+        aside = self._aside[index]
+        for place, load in enumerate(aside):
+            if self._may(load):
+                return aside.pop(place)
+        for load in islice(self._waiting[index], _ASIDE):
+            if self._may(load):
+                return load
+            aside.append(load)
+        return None
+
+    def _may(self, load: Load) -> bool:
+        return self._caps.get(load.tenant, 1) > 0
+
+    def _give_back(self, tenant: str) -> None:
+        """A tenant with a limit may run one more."""
+        self._caps[tenant] += 1
+        for index, aside in enumerate(self._aside):
+            mine = next((load for load in aside if load.tenant == tenant), None)
+            head = self._heads[index]
+            if mine is not None and (head is None or mine.place < head.place):
+                aside.remove(mine)
+                if head is not None:
+                    aside.insert(0, head)
+                self._heads[index] = mine
+            elif head is None:
+                self._heads[index] = self._next(index)
 
     def _fits(self, load: Load) -> bool:
         return self._seats > 0 and (load.blocks <= self._free or self._seats == self._view.max_seqs)
@@ -214,6 +284,12 @@ class _Flow:
         load = self._heads[index]
         if load is None or not self._fits(load):
             return []
+        if not self._may(load):  # another line had its tenant's last one
+            self._aside[index].append(load)
+            self._heads[index] = self._next(index)
+            return []
+        if load.tenant in self._caps:
+            self._caps[load.tenant] -= 1
         self._outs.append(load.out)
         self._seats -= 1
         self._free -= load.blocks
@@ -229,9 +305,12 @@ class _Flow:
             if line[0].left_s <= 1e-9:
                 load = line.pop(0).load
                 self._context += load.tokens
-                heappush(self._decoding, (self._turn + load.out, load.blocks, load.tokens + load.out))
+                done = (self._turn + load.out, load.blocks, load.tokens + load.out, load.tenant)
+                heappush(self._decoding, done)
         while self._decoding and self._decoding[0][0] <= self._turn + 1e-9:
-            _, blocks, context = heappop(self._decoding)
+            _, blocks, context, tenant = heappop(self._decoding)
+            if tenant in self._caps:
+                self._give_back(tenant)
             self._seats += 1
             self._free += blocks
             self._context = max(0.0, self._context - context)

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from deepinfra.core.buckets import DEFAULT_EDGES
 
-__all__ = ("BucketedOptions", "FcfsOptions")
+__all__ = ("BucketedOptions", "FcfsOptions", "TenantOptions")
+
+
+class TenantOptions(BaseModel):
+    """Settings of one tenant, `tenants.NAME`; those of `tenants."*"` are each other tenant's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weight: float = Field(1.0, ge=0.001, le=1000.0, description="Its share of the work beside other tenants' weights.")
+    max_queue: int | None = Field(
+        None, ge=1, description="Its waiting sequences beyond which new ones are refused; null: no limit of its own."
+    )
+    max_queue_tokens: int | None = Field(
+        None, ge=1, description="Its prompt tokens without cache that may wait; null: no limit of its own."
+    )
+    max_running: int | None = Field(
+        None, ge=1, description="Its sequences that may run, further ones are left waiting; null: no limit of its own."
+    )
+    max_priority: int | None = Field(
+        None, ge=-8, le=8, description="Priorities of its requests beyond this count as this; null: no limit."
+    )
+
+
+Tenants = Mapping[Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]{1,64})$")], TenantOptions]
 
 
 class FcfsOptions(BaseModel):
@@ -21,8 +46,9 @@ class FcfsOptions(BaseModel):
         None, ge=1, description="Prompt tokens without cache that may wait; null: no limit."
     )
     max_queue_s: float | None = Field(
-        None, gt=0.0, description="Predicted seconds of prompts that may wait; null: no limit."
+        300.0, gt=0.0, description="Predicted seconds of prompts that may wait; null: no limit."
     )
+    tenants: Tenants = Field({}, description='What each tenant may have; `"*"` is for those not named.')
 
 
 class BucketedOptions(BaseModel):
@@ -44,12 +70,13 @@ class BucketedOptions(BaseModel):
         None, ge=1, description="Prompt tokens without cache that may wait; null: no limit."
     )
     max_queue_s: float | None = Field(
-        None, gt=0.0, description="Predicted seconds of prompts that may wait; null: no limit."
+        300.0, gt=0.0, description="Predicted seconds of prompts that may wait; null: no limit."
     )
     max_overtakes: int = Field(
         64, ge=0, description="How often a waiting sequence may be passed by ones behind it; 0 keeps strict order."
     )
     aging_steps: int = Field(256, ge=1, description="Steps of waiting that weigh as much as one point of priority.")
+    tenants: Tenants = Field({}, description='What each tenant may have; `"*"` is for those not named.')
 
     timings: str | None = Field(
         None,

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from deepinfra.schedulers.queue import Entry, rank_of
+from deepinfra.schedulers.entry import Entry, rank_of
 
 __all__ = ("STARVED", "Overtakes")
 

@@ -131,15 +131,21 @@ class StepPredictor:
         for evidence in self._evidence.values():
             yield from evidence.samples
 
-    def observe(self, report: StepReport) -> None:
-        """Learn from a step; steps without rows or without a measured time are left out."""
+    def observe(self, report: StepReport) -> float | None:
+        """Learn from a step; steps without rows or without a measured time are left out.
+
+        Returns:
+            The seconds that it was predicted to take, if that was known before.
+        """
         if not report.rows or report.seconds <= 0.0:
-            return
-        sample = Sample(StepWork.of(report.rows), report.seconds)
+            return None
+        sample, predicted_s = Sample(StepWork.of(report.rows), report.seconds), None
         if self._seen >= READY:
-            self._errors.append(abs(self._cost.seconds(sample.work) - sample.seconds) / sample.seconds)
+            predicted_s = self._cost.seconds(sample.work)
+            self._errors.append(abs(predicted_s - sample.seconds) / sample.seconds)
         self._learn(sample)
         self.learned += 1
+        return predicted_s
 
     def restore(self, samples: Iterable[Sample]) -> None:
         """Learn from steps of an earlier life."""

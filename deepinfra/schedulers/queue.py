@@ -1,4 +1,4 @@
-"""What every scheduler here shares: who waits in which line and who runs, and the grants of one step.
+"""What every scheduler here shares: who waits in which line and who runs.
 
 A sequence has one rank for life, so that a preempted one returns to the place it had. Lines are sorted lists: finding
 a place is O(log n), and moving 10,000 pointers to make room takes less time than one comparison in a tree of objects.
@@ -7,20 +7,24 @@ a place is O(log n), and moving 10,000 pointers to make room takes less time tha
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, merge
 from itertools import islice
 from math import inf
-from typing import NamedTuple
+from types import MappingProxyType
 
 from deepinfra.core.ids import SeqId
-from deepinfra.core.step import Grant, Job, RunRow, SchedulerStats, StepReport, StepView
-from deepinfra.schedulers.admission import Admission, Amount, Ask, Limits, OutputGuess
-from deepinfra.schedulers.forecast import Drain, Load, Point, drain
+from deepinfra.core.step import Backlog, BucketStats, Job, RunRow, SchedulerStats, StepReport, StepView
+from deepinfra.errors import Overloaded, TenantFullError
+from deepinfra.schedulers.admission import Admission, Amount, Ask, Limits
+from deepinfra.schedulers.entry import Entry, Rank, rank_of
 from deepinfra.schedulers.predictor import StepPredictor, percentile
+from deepinfra.schedulers.tenants import FAIR_STEPS, Account, HasLimits, Tenants
+from deepinfra.schedulers.waits import Waits
 
-__all__ = ("LOAD_PATIENCE_S", "MAX_LOADS", "SCAN", "Entry", "Grants", "Queue", "Rank", "give_decode", "rank_of")
+__all__ = ("LOAD_PATIENCE_S", "MAX_LOADS", "SCAN", "Queue")
 
 MAX_LOADS = 8
 """Loads from the store in flight at once; more would hold staging for sequences that cannot run yet."""
@@ -32,84 +36,14 @@ SCAN = 64
 """How far behind a line's head to look past sequences that wait for a load."""
 
 
-class Rank(NamedTuple):
-    """Place in the total order, smallest first: `key` says how urgent, `order` counts arrivals."""
+@dataclass(slots=True)
+class _Line:
+    """What one line counts."""
 
-    key: float
-    order: int
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A sequence that is waiting or running.
-
-    Attributes:
-        tokens: Known tokens now, the generated ones included.
-        ask: What it adds to the queue while it waits.
-        line: Index of the line it waits in.
-        served: Step in which it last computed something; -1 if it was never started.
-        asked: Whether it was chosen to be opened and has not been.
-        computed: Positions whose KV it has.
-        leaving: Whether it made room for another and has not been told.
-        left_alone_since: Clock when it was first passed over for a load's sake.
-    """
-
-    job: Job
-    rank: Rank
-    tokens: int
-    ask: Ask
-    line: int
-    running: bool = False
-    served: int = -1
-    asked: bool = False
-    computed: int = 0
-    leaving: bool = False
-    left_alone_since: float | None = None
-
-    @property
-    def uncached(self) -> int:
-        """Tokens to compute if nothing is left of it on the device."""
-        return max(1, self.tokens - self.job.cached)
-
-    def blocks(self, block_size: int) -> int:
-        """Blocks to be free before it is opened.
-
-        Cached tokens count as shared with others until an opening came to nothing: the choice would be the same in
-        every step, and its tokens lost to those that do run.
-        """
-        return -(-(self.tokens if self.asked else self.uncached) // block_size) + 1
-
-
-def rank_of(entry: Entry) -> Rank:
-    """Key of sorted lists of entries."""
-    return entry.rank
-
-
-class Grants:
-    """The grants of one step, within its limits, in order of claim."""
-
-    def __init__(self, view: StepView) -> None:
-        self.tokens, self.seats = view.max_step_tokens, view.max_seqs
-        self._given: dict[SeqId, int] = {}
-
-    def give(self, seq: SeqId, tokens: int) -> int:
-        """Grant up to `tokens` more to a sequence; returns how many there were room for."""
-        if seq not in self._given and not self.seats:
-            return 0
-        tokens = min(tokens, self.tokens)
-        if tokens > 0:
-            self.seats -= seq not in self._given
-            self.tokens -= tokens
-            self._given[seq] = self._given.get(seq, 0) + tokens
-        return tokens
-
-    def of(self, seq: SeqId) -> int:
-        """Tokens granted to a sequence so far."""
-        return self._given.get(seq, 0)
-
-    def take(self) -> tuple[Grant, ...]:
-        """All grants."""
-        return tuple(Grant(seq, tokens) for seq, tokens in self._given.items())
+    backlog: Amount = Amount()
+    opened: int = 0
+    tokens: int = 0
+    predicted_s: float = 0.0
 
 
 class Queue:
@@ -121,6 +55,11 @@ class Queue:
         allowance: Seconds that prompts may add to a step whose decoding takes so long, and whether any decodes; asked
             to predict waits.
         patience: How many may still pass a waiting sequence.
+        tenants: Limits by tenant; see `Tenants`.
+        aging: Steps of waiting that weigh as much as one point of priority.
+        fair_steps: How many steps before its arrival a modest tenant's sequence may count as having come.
+        entered: Told of each sequence that gets into a line;
+        left: and of each that leaves one, after it did.
     """
 
     def __init__(
@@ -130,58 +69,134 @@ class Queue:
         limits: Limits,
         allowance: Callable[[float, bool], float],
         patience: Callable[[Entry], float] = lambda entry: inf,
+        tenants: Mapping[str, HasLimits] = MappingProxyType({}),
+        aging: float = 0.0,
+        fair_steps: float = FAIR_STEPS,
+        entered: Callable[[Entry], None] = lambda entry: None,
+        left: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
         self.lines: tuple[list[Entry], ...] = tuple([] for _ in range(lines))
         self.entries: dict[SeqId, Entry] = {}
         self.predictor = StepPredictor()
         self.door = Admission(limits)
+        self.tenants = Tenants(tenants, fair_steps)
         self.shed = 0
+        self.expired_count = 0
+        self.budget_s = self.predicted_s = self.measured_s = 0.0
+        self.aim: float | None = None
+        self._aging = aging
+        self._entered, self._left = entered, left
         self._waits = Waits(self, allowance, patience)
         self._leaving: dict[SeqId, Entry] = {}
         self._arrivals = 0
+        self._now = 0.0
         self._deadlines: list[tuple[float, int, SeqId]] = []
+        self._counts = tuple(_Line() for _ in range(lines))
+        self._since: tuple[OrderedDict[SeqId, float], ...] = tuple(OrderedDict() for _ in range(lines))
+        self._errors: tuple[int, float | None, float | None] = (-1, None, None)
 
     # -- arrivals and departures ------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
         """How many sequences wait."""
-        return sum(map(len, self.lines))
+        return self.door.backlog.requests
 
-    def add(
-        self, job: Job, *, now: float, line: int = 0, key: float = 0.0, priority: int = 0
-    ) -> tuple[Entry, list[Entry]]:
-        """Put a new sequence behind all others of the same key; returns it, and those that left to make room for it.
+    def add(self, job: Job, *, now: float, step: float, line: int = 0, priority: int = 0) -> Entry:
+        """Put a new sequence behind all others that count as having come by this step.
 
-        Those are of a lower priority and behind it in rank, were never started, and are not about to be.
+        Those that make room for it are of a lower priority and behind it in rank, or of a tenant with more waiting;
+        were never started; and are not about to be.
 
         Raises:
-            Overloaded: The queue is full.
+            Overloaded: The queue is full, or its tenant's part of it.
         """
         if job.seq in self.entries:
             raise ValueError(f"sequence {job.seq} was added twice")
-        cost, amount = self.predictor.cost, Amount.of(job.tokens - job.uncached, job.uncached)
-
-        def could_leave() -> Iterator[Ask]:
-            for entries in self.lines:
-                yield from (e.ask for e in entries if e.served < 0 and not e.asked and e.rank.key >= key)
-
-        def wait_s(requests: float, tokens: float, work_s: float) -> float:
-            return self._waits.until(now, requests, tokens, work_s)
-
-        leaving = [self.entries[ask.seq] for ask in self.door.admit(amount, priority, cost, could_leave, wait_s)]
+        limits = self.tenants.limits(job.tenant)
+        if limits.max_priority is not None:
+            priority = min(priority, limits.max_priority)
+        counts_as, tag = self.tenants.place(job.tenant, step)
+        rank = Rank(counts_as - priority * self._aging, tag, self._arrivals + 1)
+        amount = Amount.of(job.tokens - job.uncached, job.uncached)
+        work_s = self._waits.work_s(job, amount)
+        leaving = [self.entries[ask.seq] for ask in self._admit(job, rank, amount, work_s, priority, now)]
         for entry in leaving:
             self._leave(entry)
             entry.leaving = True
             self._leaving[entry.job.seq] = entry
+            self.tenants.told(entry.job.tenant).shed += 1
         self.shed += len(leaving)
         self._arrivals += 1
-        entry = Entry(job, Rank(key, self._arrivals), job.tokens, Ask(job.seq, amount, priority, self._arrivals), line)
+        ask = Ask(job.seq, amount, priority, self._arrivals)
+        entry = Entry(job, rank, job.tokens, ask, line, work_s, counts_as)
         self.entries[job.seq] = entry
+        self._now = now
         self._enter(entry)
         if job.deadline is not None:
             heappush(self._deadlines, (job.deadline, self._arrivals, job.seq))
-        return entry, leaving
+        return entry
+
+    def _admit(self, job: Job, rank: Rank, amount: Amount, work_s: float, priority: int, now: float) -> list[Ask]:
+        """Ask at the tenant's door, then at the one for all; returns those that make room."""
+        cost, account = self.predictor.cost, self.tenants.account(job.tenant)
+
+        def could_leave() -> Iterator[Ask]:
+            for entries in self._all_waiting():
+                yield from (e.ask for e in entries if e.served < 0 and not e.asked and e.rank.key >= rank.key)
+
+        def own() -> Iterator[Ask]:
+            return (ask for ask in could_leave() if self.entries[ask.seq].job.tenant == job.tenant)
+
+        def heavier() -> Iterator[Ask]:
+            return self._heavier(account, rank, work_s, priority)
+
+        def wait_s(requests: float, tokens: float, work_s: float) -> float:
+            return self._waits.until(now, requests, tokens, work_s)
+
+        def own_wait_s(requests: float, tokens: float, work_s: float) -> float:
+            return self._waits.until_of(account, now, requests, tokens)
+
+        def nobody() -> Sequence[Ask]:
+            return ()
+
+        try:
+            leaving = account.door.admit(amount, priority, cost, own, nobody, own_wait_s)
+            before = self.door.backlog
+            for ask in leaving:
+                self.door.backlog = self.door.backlog.plus(ask.amount, -1)
+            try:
+                more = self.door.admit(amount, priority, cost, could_leave, heavier, wait_s)
+            finally:
+                self.door.backlog = before
+        except Overloaded as error:
+            self.tenants.refused += isinstance(error, TenantFullError)
+            self.tenants.told(job.tenant).refused += 1
+            self.tenants.rest(account)
+            raise
+        return list({ask.seq: ask for ask in (*leaving, *more)}.values())
+
+    def _heavier(self, mine: Account, rank: Rank, work_s: float, priority: int) -> Iterator[Ask]:
+        """Those that would run last of the tenant with most waiting for its weight, while that is more than mine."""
+        other = self.tenants.heaviest()
+        if other is None or other is mine:
+            return
+        load, most = (mine.work_s + work_s) / mine.limits.weight, other.load
+        for entry in merge(*map(reversed, self._all_waiting()), key=rank_of, reverse=True):
+            if entry.rank < rank or most <= load:
+                return
+            if (
+                entry.job.tenant == other.name
+                and entry.served < 0
+                and not entry.asked
+                and entry.ask.priority <= priority
+            ):
+                most -= entry.work_s / other.limits.weight
+                yield entry.ask
+
+    def _all_waiting(self) -> Iterator[list[Entry]]:
+        yield from self.lines
+        yield from (account.parked for account in self.tenants.parking())
 
     def finish(self, seq: SeqId) -> Entry | None:
         """Forget a sequence; `None` if it is unknown, or had left to make room for another."""
@@ -193,13 +208,23 @@ class Queue:
         if entry.leaving:
             del self._leaving[seq]
             return None
-        if not entry.running:
+        if entry.running:
+            account = self.tenants.account(entry.job.tenant)
+            account.running -= 1
+            self._fill_up(account)
+            self.tenants.rest(account)
+        else:
             self._leave(entry)
         return entry
 
     def commit(self, report: StepReport) -> tuple[list[Entry], list[Entry]]:
         """Apply what a step did and learn from it; returns the sequences that were opened and those that wait again."""
-        self.predictor.observe(report)
+        cost = self.predictor.cost
+        predicted_s = self.predictor.observe(report)
+        if self.aim is not None and predicted_s is not None:
+            self.budget_s += self.aim
+            self.predicted_s += predicted_s
+            self.measured_s += report.seconds
         self._waits.committed(report)
         opened: list[Entry] = []
         preempted: list[Entry] = []
@@ -208,31 +233,102 @@ class Queue:
             if entry is None:
                 continue
             if row.opened and not entry.running:
-                self._leave(entry)
+                self._open(entry)
+                opened.append(entry)
             entry.served = report.step
             entry.computed = row.start + row.length - row.drafts
+            if row.length - row.drafts > 1:
+                line = self._counts[entry.line]
+                line.tokens += row.length
+                if cost is not None:
+                    reads = row.length * (row.start + 0.5 * row.length)
+                    line.predicted_s += cost.chunk_token * row.length + cost.chunk_read * reads
             if row.sampled:
                 entry.tokens = entry.computed + row.sampled
                 entry.computed = entry.tokens - 1
-            if row.opened and not entry.running:
-                entry.running, entry.asked, entry.left_alone_since = True, False, None
-                opened.append(entry)
         for seq in report.preempted:
             entry = self.entries.get(seq)
             if entry is not None and entry.running:
                 entry.running, entry.computed = False, 0
+                self.tenants.account(entry.job.tenant).running -= 1
                 self._enter(entry)
                 preempted.append(entry)
         return opened, preempted
 
-    def _enter(self, entry: Entry) -> None:
-        insort(self.lines[entry.line], entry, key=rank_of)
-        self.door.enter(entry.ask, started=entry.served >= 0)
+    def _open(self, entry: Entry) -> None:
+        """A waiting sequence runs from now on."""
+        first = entry.served < 0
+        self._leave(entry, opened=True)
+        entry.running, entry.asked, entry.left_alone_since = True, False, None
+        if first:
+            self._counts[entry.line].opened += 1
+            told = self.tenants.told(entry.job.tenant)
+            told.opened += 1
+            told.served_s += entry.work_s
 
-    def _leave(self, entry: Entry) -> None:
+    def _enter(self, entry: Entry) -> None:
+        """A sequence begins to wait: in its line, unless its tenant may not run more."""
+        account, started = self.tenants.account(entry.job.tenant), entry.served >= 0
+        self.door.enter(entry.ask, started=started)
+        account.door.enter(entry.ask, started=started)
+        self.tenants.wait(account, entry)
+        counts = self._counts[entry.line]
+        counts.backlog = counts.backlog.plus(entry.ask.amount)
+        self._since[entry.line][entry.job.seq] = self._now
+        most = account.limits.max_running
+        if most is None:
+            self._into_line(entry)
+            return
+        insort(account.parked, entry, key=rank_of)
+        entry.parked = True
+        if account.running + len(account.ready) >= most:
+            # The last of those in line makes way for one before it; one that is about to be opened keeps its place.
+            last = next((other for other in reversed(account.ready) if not other.asked), None)
+            if last is None or last.rank < entry.rank:
+                return
+            self._out_of_line(last)
+            account.ready.remove(last)
+            insort(account.parked, last, key=rank_of)
+            last.parked = True
+        self._fill_up(account)
+
+    def _leave(self, entry: Entry, *, opened: bool = False) -> None:
+        """A sequence no longer waits."""
+        account, started = self.tenants.account(entry.job.tenant), entry.served >= 0
+        self.door.leave(entry.ask, started=started)
+        account.door.leave(entry.ask, started=started)
+        counts = self._counts[entry.line]
+        counts.backlog = counts.backlog.plus(entry.ask.amount, -1)
+        del self._since[entry.line][entry.job.seq]
+        if opened:
+            account.running += 1
+        self.tenants.leave(account, entry, opened=opened)
+        if entry.parked:
+            del account.parked[bisect_left(account.parked, entry.rank, key=rank_of)]
+            entry.parked = False
+            return
+        self._out_of_line(entry)
+        if account.limits.max_running is not None:
+            del account.ready[bisect_left(account.ready, entry.rank, key=rank_of)]
+            self._fill_up(account)
+
+    def _fill_up(self, account: Account) -> None:
+        """Put into line as many of a tenant's as it may run."""
+        most = account.limits.max_running
+        while most is not None and account.parked and account.running + len(account.ready) < most:
+            entry = account.parked.pop(0)
+            entry.parked = False
+            insort(account.ready, entry, key=rank_of)
+            self._into_line(entry)
+
+    def _into_line(self, entry: Entry) -> None:
+        insort(self.lines[entry.line], entry, key=rank_of)
+        self._entered(entry)
+
+    def _out_of_line(self, entry: Entry) -> None:
         line = self.lines[entry.line]
         del line[bisect_left(line, entry.rank, key=rank_of)]
-        self.door.leave(entry.ask, started=entry.served >= 0)
+        self._left(entry)
 
     # -- what a plan asks -------------------------------------------------------------------------
 
@@ -242,6 +338,7 @@ class Queue:
 
     def planning(self, view: StepView) -> None:
         """A step is about to be chosen."""
+        self._now, self.aim = view.now, None
         self._waits.planning(view)
 
     def running(self, view: StepView) -> list[tuple[Entry, RunRow]]:
@@ -306,17 +403,46 @@ class Queue:
             heappop(self._deadlines)
         return float("inf")
 
-    def stats(self) -> SchedulerStats:
-        """Numbers so far."""
-        errors, door = self.predictor.errors, self.door
+    def backlog(self) -> Backlog:
+        """What waits."""
+        waits = self.door.backlog
+        return Backlog(waits.tokens, waits.seconds(self.predictor.cost))
+
+    def stats(self, edges: Sequence[int] = ()) -> SchedulerStats:
+        """Numbers so far; `edges` are the lengths at which the further lines' sequences begin."""
+        predictor, door = self.predictor, self.door
+        if self._errors[0] != predictor.learned:
+            errors = sorted(predictor.errors)
+            told = (percentile(errors, 0.5), percentile(errors, 0.95)) if errors else (None, None)
+            self._errors = (predictor.learned, *told)
         return SchedulerStats(
-            learned=self.predictor.learned,
-            error_median=percentile(errors, 0.5) if errors else None,
-            error_p95=percentile(errors, 0.95) if errors else None,
+            learned=predictor.learned,
+            error_median=self._errors[1],
+            error_p95=self._errors[2],
             backlog_tokens=door.backlog.tokens,
-            backlog_s=door.backlog.seconds(self.predictor.cost),
-            refused=door.refused,
+            backlog_s=door.backlog.seconds(predictor.cost),
+            refused=door.refused + self.tenants.refused,
             shed=self.shed,
+            buckets=tuple(self._bucket(line, least) for line, least in enumerate((0, *edges))),
+            budget_s=self.budget_s,
+            predicted_s=self.predicted_s,
+            measured_s=self.measured_s,
+            tenants=self.tenants.stats(),
+            refused_by_tenant=self.tenants.refused,
+            expired=self.expired_count,
+        )
+
+    def _bucket(self, line: int, least: int) -> BucketStats:
+        counts, since = self._counts[line], self._since[line]
+        oldest = next(iter(since.values()), self._now)
+        return BucketStats(
+            least=least,
+            waiting=counts.backlog.requests,
+            waiting_tokens=counts.backlog.tokens,
+            oldest_s=max(0.0, self._now - oldest),
+            opened=counts.opened,
+            tokens=counts.tokens,
+            predicted_s=counts.predicted_s,
         )
 
     def headroom(self, view: StepView, rows: list[tuple[Entry, RunRow]]) -> int:
@@ -332,87 +458,3 @@ class Queue:
     def victims(self, rows: list[tuple[Entry, RunRow]]) -> tuple[SeqId, ...]:
         """Running sequences, last in rank first."""
         return tuple(entry.job.seq for entry, _ in reversed(rows))
-
-
-class Waits:
-    """Predicts how long a queue takes to empty, at most once for every change of what runs."""
-
-    def __init__(
-        self, queue: Queue, allowance: Callable[[float, bool], float], patience: Callable[[Entry], float]
-    ) -> None:
-        self.outputs = OutputGuess()
-        self._queue, self._allowance, self._patience = queue, allowance, patience
-        self._view: StepView | None = None
-        self._in_flight = False
-        self._seconds, self._step_s = 0.0, 0.0
-        self._pace = 1.0
-        self._drain: Drain | None = None
-        self._drained = Amount()
-        self._began = 0.0
-
-    def planning(self, view: StepView) -> None:
-        """A step is about to be chosen."""
-        if self._view is not None and self._seconds > 0.0 and self._queue.waiting:
-            # Steps are predicted as seconds of the executor; what comes between them takes time too.
-            ratio = (view.now - self._view.now) / self._seconds
-            self._pace += 0.05 * (min(3.0, max(1.0, ratio)) - self._pace)
-        self._view, self._in_flight, self._seconds, self._drain = view, True, 0.0, None
-
-    def committed(self, report: StepReport) -> None:
-        """A step is over."""
-        self._in_flight, self._drain = False, None
-        self._seconds += report.seconds
-        self._step_s = max(report.seconds, 0.5 * self._step_s)
-
-    def until(self, now: float, requests: float, tokens: float, work_s: float) -> float:
-        """Seconds until no more than so many sequences, tokens and seconds of work wait, if nobody else comes."""
-        queue, cost = self._queue, self._queue.predictor.guess
-        if self._view is None:
-            return 1.0
-        waits = queue.door.backlog
-        if self._drain is None:
-            # A step that runs has opened whom it opens as of its beginning, though nobody knows yet.
-            self._began = self._view.now if self._in_flight else now
-            self._drained = waits
-            point = Point(0.0, waits.requests, waits.tokens, waits.seconds(cost))
-            lines = [self._loads(line) for line in queue.lines]
-            self._drain = drain(self._view, cost, self._allowance, lines, self._running(), point)
-        # Who came since then waits behind all others, so that less of those may be left.
-        more = waits.plus(self._drained, -1)
-        seconds = self._drain.until(
-            max(0.0, requests - more.requests), max(0.0, tokens - more.tokens), max(0.0, work_s - more.seconds(cost))
-        )
-        # Whatever happens is known when a step is over, this one or the next.
-        return max(cost.step, self._step_s, self._pace * seconds - (now - self._began))
-
-    def _loads(self, line: list[Entry]) -> Iterator[Load]:
-        for entry in line:
-            load = self._load(entry, entry.tokens - entry.uncached)
-            yield load._replace(place=entry.rank, patience=self._patience(entry))
-
-    def _running(self) -> list[tuple[int, Load]]:
-        return [(e.line, self._load(e, e.computed)) for e in self._queue.entries.values() if e.running]
-
-    def _load(self, entry: Entry, start: int) -> Load:
-        assert self._view is not None
-        out = self.outputs.left(entry.job, entry.tokens - entry.job.tokens)
-        blocks = (entry.tokens + 0.5 * out) / self._view.block_size + 1.0
-        return Load(min(start, entry.tokens - 1), entry.tokens, out, blocks)
-
-
-def give_decode(grants: Grants, rows: list[tuple[Entry, RunRow]], *, prefill_waits: bool) -> None:
-    """Grant every sequence that decodes its token, then drafts from what is left.
-
-    If they are more than the step has room for, those served longest ago come first. Drafts get at most half of the
-    rest while a prefill waits: a draft may be wrong, a prompt token is not.
-    """
-    decoding = [(entry, row) for entry, row in rows if row.todo == 1]
-    room = min(grants.tokens, grants.seats)
-    if len(decoding) > room:
-        chosen = sorted(decoding, key=lambda pair: (pair[0].served, pair[0].rank))[:room]
-        decoding = sorted(chosen, key=lambda pair: pair[0].rank)
-    for entry, _ in decoding:
-        grants.give(entry.job.seq, 1)
-    spare = grants.tokens // 2 if prefill_waits else grants.tokens
-    for entry, row in decoding:
-        spare -= grants.give(entry.job.seq, min(row.drafts, spare))

@@ -10,7 +10,8 @@ from math import isinf
 from deepinfra.core.cost import StepCost
 from deepinfra.core.step import StepView
 from deepinfra.schedulers.overtaking import Overtakes
-from deepinfra.schedulers.queue import Entry, Grants
+from deepinfra.schedulers.entry import Entry
+from deepinfra.schedulers.grants import Grants
 
 __all__ = ("MIN_CHUNK", "Chunk", "Lane", "Turns", "chunk_work")
 

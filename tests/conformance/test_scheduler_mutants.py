@@ -8,7 +8,7 @@ from hypothesis import Phase, settings
 from deepinfra.core.step import Choice, StepReport, StepView
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers import Bucketed, Fcfs
-from deepinfra.schedulers.queue import Grants
+from deepinfra.schedulers.grants import Grants
 from deepinfra.testing.scheduler import SchedulerConformance
 
 LIFE = "test_keeps_its_laws_in_any_life"
