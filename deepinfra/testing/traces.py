@@ -22,7 +22,7 @@ TRACE_BLOCK_TOKENS = 512
 
 
 class TraceRequest(NamedTuple):
-    """A request: milliseconds from the start, tokens of its prompt, ids of the prompt's blocks, kind of traffic.
+    """A request: milliseconds from the start, prompt tokens, ids of the prompt's blocks, kind of traffic, output tokens.
 
     An equal id is an equal prefix up to the end of that block; the last block may be partial.
     """
@@ -31,6 +31,7 @@ class TraceRequest(NamedTuple):
     tokens: int
     blocks: tuple[int, ...]
     traffic: Traffic = "default"
+    output: int = 1
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
@@ -40,7 +41,10 @@ def read_trace(path: Path) -> list[TraceRequest]:
     """
     with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as file:
         rows = [json.loads(line) for line in file if line.strip()]
-    found = [TraceRequest(int(row["timestamp"]), row["input_length"], tuple(row["hash_ids"])) for row in rows]
+    found = [
+        TraceRequest(int(row["timestamp"]), row["input_length"], tuple(row["hash_ids"]), output=row["output_length"])
+        for row in rows
+    ]
     return sorted(found, key=lambda request: request.at_ms)
 
 
@@ -87,7 +91,7 @@ def _session(
             blocks.append(next(ids))
             tail -= TRACE_BLOCK_TOKENS
         asked = (*blocks, next(ids)) if tail else tuple(blocks)  # a partial block is one of its own
-        yield TraceRequest(int(at * 1000), len(blocks) * TRACE_BLOCK_TOKENS + tail, asked, traffic)
+        yield TraceRequest(int(at * 1000), len(blocks) * TRACE_BLOCK_TOKENS + tail, asked, traffic, output)
         tail += output
         if len(blocks) * TRACE_BLOCK_TOKENS > 180_000:
             return
