@@ -153,7 +153,7 @@ async def test_the_default_policy_hits_no_less_than_lru_at_any_size(name: str, b
 async def test_days_of_agents_are_those_of_the_program_they_are_compared_by(seed: int, compact: float) -> None:
     digest = hashlib.sha256()
     for request in agent_trace(seed, compact=compact):
-        digest.update(json.dumps(list(request), separators=(",", ":")).encode() + b"\n")
+        digest.update(json.dumps(list(request[:4]), separators=(",", ":")).encode() + b"\n")
     assert digest.hexdigest() == AGENTS[seed, compact]
 
 
