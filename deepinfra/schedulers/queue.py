@@ -127,6 +127,7 @@ class Queue:
             self._leaving[entry.job.seq] = entry
             self.tenants.told(entry.job.tenant).shed += 1
         self.shed += len(leaving)
+        self.tenants.told(job.tenant)
         self._arrivals += 1
         ask = Ask(job.seq, amount, priority, self._arrivals)
         entry = Entry(job, rank, job.tokens, ask, line, work_s, counts_as)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deepinfra.core.ids import SeqId
+from deepinfra.core.request import PUBLIC
 from deepinfra.core.step import Choice, DoneRow, Grant, Job, RunRow, StepReport, StepView
 from deepinfra.errors import Overloaded
 from deepinfra.interfaces.given import InlineOffload
@@ -72,7 +73,7 @@ class MiniPool:
         self.seqs: dict[SeqId, PoolSeq] = {}
         self.over: list[SeqId] = []
         self.refused = 0
-        self._admitted: list[tuple[SeqId, int]] = []
+        self._admitted: list[Job] = []
         self.steps = 0
         self.block_size, self.num_blocks, self.grid = block_size, num_blocks, grid
         self._max_step_tokens, self._max_seqs, self._depth = max_step_tokens, max_seqs, depth
@@ -91,20 +92,21 @@ class MiniPool:
         *,
         cached: int = 0,
         priority: int = 0,
+        tenant: str = PUBLIC,
         deadline: float | None = None,
         stored: bool = False,
     ) -> SeqId | None:
         """A sequence arrives; `None` if the scheduler refuses it."""
         seq = SeqId(self._next)
         self._next += 1
-        job = Job(seq, tokens, cached, max_new, self.clock.now(), priority=priority, deadline=deadline)
+        job = Job(seq, tokens, cached, max_new, self.clock.now(), tenant, priority, deadline)
         refusals = [_refusal(scheduler, job) for scheduler in self.schedulers]
         assert refusals[0] == refusals[-1], "equal calls of add must be refused equally"
         if refusals[0] is not None:
             assert refusals[0] > 0.0, "retry_after_s must be positive"
             self.refused += 1
             return None
-        self._admitted.append((seq, priority))
+        self._admitted.append(job)
         self.seqs[seq] = PoolSeq(job, tokens, max_new, stored=stored)
         return seq
 
@@ -312,8 +314,11 @@ class MiniPool:
             job = self.seqs[seq].job
             assert not self.seqs[seq].begun, f"sequence {seq} was shed though it had been started"
             late = job.deadline is not None and job.deadline <= view.now
-            outranked = any(other > seq and priority > job.priority for other, priority in self._admitted)
-            assert late or outranked, f"sequence {seq} was shed before any deadline, and for nobody of higher priority"
+            outranked = any(
+                other.seq > seq and (other.priority > job.priority or other.tenant != job.tenant)
+                for other in self._admitted
+            )
+            assert late or outranked, f"sequence {seq} was shed before any deadline, and for nobody who may ask that"
 
     def _check_decoding(self, view: StepView, choice: Choice) -> None:
         """Decoding sequences get a token in turn: at the latest when all others have had one."""
@@ -328,6 +333,8 @@ class MiniPool:
     def _count_overtaken(self, seq: SeqId, before: tuple[Grant, ...]) -> None:
         """`seq` is opened: it overtakes earlier arrivals of no lower priority that were not chosen before it.
 
+        Only those of its own tenant: whose turn it is among tenants is not told by arrival.
+
         Those whose prompt would not have found room beside what running sequences need are not overtaken.
         """
         if self._max_overtakes is None:
@@ -338,6 +345,7 @@ class MiniPool:
         job = self.seqs[seq].job
         for other, s in self.seqs.items():
             passed = other < seq and not s.begun and s.job.priority >= job.priority and other not in chosen
+            passed = passed and s.job.tenant == job.tenant
             expired = s.job.deadline is not None and s.job.deadline <= self.clock.now()
             fits = self._blocks_for(s.tokens) + 1 <= room
             if passed and fits and not s.stored and not s.loading and not expired:
