@@ -11,6 +11,7 @@ from deepinfra import __version__
 from deepinfra.cli import bench, chat, check_plugin, doctor, explain, generate, plugins, profile, pull, recipe, serve
 from deepinfra.cli.cache import cache
 from deepinfra.cli.failures import sentence_for
+from deepinfra.cli.simulate import simulate
 
 __all__ = ("app", "main")
 
@@ -34,6 +35,7 @@ app.command("profile")(profile.profile)
 app.add_typer(bench.bench, name="bench")
 app.add_typer(cache, name="cache")
 app.add_typer(recipe.recipe, name="recipe")
+app.add_typer(simulate, name="simulate")
 
 
 def _print_version(wanted: bool) -> None:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from deepinfra.models.records import Progress
 
-__all__ = ("nbytes_text", "shown_line", "shown_progress")
+__all__ = ("nbytes_text", "shown_count", "shown_line", "shown_progress")
 
 _LINES = 10
-"""Plain lines for one download, besides its first and last."""
+"""Plain lines for one download or count, besides its first and last."""
 
 
 def nbytes_text(nbytes: float) -> str:
@@ -61,6 +61,42 @@ def shown_line() -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status("starting") as status:
         yield status.update
+
+
+@contextmanager
+def shown_count() -> Iterator[Callable[[str, int, int, str], None]]:
+    """`show(what, done, total, note)`: one bar for each `what` on a terminal, ten plain lines for it elsewhere."""
+    shown: dict[str, int] = {}
+    if not sys.stderr.isatty():
+
+        def line(what: str, done: int, total: int, note: str) -> None:
+            part = _LINES * done // max(1, total)
+            if part > shown.get(what, -1):
+                shown[what] = part
+                typer.echo(f"{what}: {done:,} of {total:,}, {note}", err=True)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeElapsedColumn(),
+    )
+    with RichProgress(*columns, console=Console(stderr=True)) as rich:
+        tasks: dict[str, TaskID] = {}
+
+        def bar(what: str, done: int, total: int, note: str) -> None:
+            if what not in tasks:
+                tasks[what] = rich.add_task(what, total=total, note=note)
+            rich.update(tasks[what], completed=done, note=note)
+
+        yield bar
 
 
 class _Bars:

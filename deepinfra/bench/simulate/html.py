@@ -148,7 +148,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "
 
 
 def _comparison(rows: Sequence[Comparison], names: Sequence[str]) -> str:
-    heads = ["", names[0], *(head for name in names[1:] for head in (name, ""))]
+    heads = ["by uncached prompt tokens", names[0], *(head for name in names[1:] for head in (name, ""))]
     cells = [
         [escape(row.name), _figure(row.figures[0], row.unit)]
         + [cell for figure in row.figures[1:] for cell in (_figure(figure, row.unit), _verdict(figure))]

@@ -1,0 +1,163 @@
+"""`deepinfra simulate run`: configurations on one workload, beside each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deepinfra.cli.progress import shown_count
+from deepinfra.cli.setup import Config
+
+if TYPE_CHECKING:
+    from deepinfra.engine import Route
+
+__all__ = ("route_for", "run")
+
+WORKLOAD_HELP = (
+    "What comes in: a trace (Mooncake's .jsonl or Azure's .csv, as it is or .xz), or a generator with its parameters "
+    "like mix:requests=500,per_s=4 (also bursts, giant, agents)."
+)
+
+
+def run(
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help=WORKLOAD_HELP)] = "mix",
+    config: Config = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Compare with: another configuration file, a scheduler's name (fcfs), or this configuration with "
+            "KEY=VALUE changed. May be given more than once.",
+        ),
+    ] = None,
+    replicas: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="So many pools that each do everything; several are compared.")
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="P:D,P:D,…", help="So many prefill and decode pools; several ratios are compared."),
+    ] = None,
+    route: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Which pool takes a request: least-loaded, cache-aware, or MODULE:FUNCTION of your own.",
+        ),
+    ] = "least-loaded",
+    cost: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="What a pool's steps cost: devices and a model (h100x8/llama-70b), or a JSON file; default: what the "
+            "configuration's `simulated` executor says, or what `deepinfra profile` measured here.",
+        ),
+    ] = None,
+    scale: Annotated[float, typer.Option(min=0.001, help="Requests arrive so many times as fast.")] = 1.0,
+    requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0.0, help="Of a device for an hour, in any money, for the cost of tokens.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report with plots here.")] = None,
+    as_json: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write the numbers here, - for standard output; see docs/reference/simulate.md.",
+        ),
+    ] = None,
+    rows: Annotated[bool, typer.Option(help="With --json: one object per request as well.")] = False,
+) -> None:
+    """Put a workload through the real engine, scheduler and stores in virtual time; no model runs.
+
+    What would my configuration do:    deepinfra simulate run trace.jsonl --html report.html
+
+    Is another scheduler better:       deepinfra simulate run trace.jsonl --against fcfs
+
+    How many replicas do I need:       deepinfra simulate run trace.jsonl --replicas 2,4,8
+
+    Several simulations are compared with the first column: what --against names, or the first number.
+    """
+    from deepinfra.bench.simulate.compare import document, summaries
+    from deepinfra.bench.simulate.configured import configured, edges_of
+    from deepinfra.bench.simulate.html import page
+    from deepinfra.bench.simulate.machines import machine_named
+    from deepinfra.bench.simulate.run import simulate
+    from deepinfra.bench.simulate.traces import first, stretched
+    from deepinfra.cli.simulate.table import table_lines
+    from deepinfra.cli.simulate.variants import fleets_for, variants_for
+    from deepinfra.cli.simulate.workloads import workload_for
+    from deepinfra.errors import ConfigError
+
+    if rows and as_json is None:
+        raise ConfigError("--rows says what --json writes; give --json too")
+    variants = variants_for(config, against or (), fleets_for(replicas, split))
+    machine = machine_named(cost) if cost else None
+    chosen = route_for(route)
+    arrivals = stretched(first(workload_for(workload), requests), 1.0 / scale)
+    if not arrivals:
+        raise ConfigError(f"{workload}: there are no requests in it")
+    settings = {"workload": workload, "requests": f"{len(arrivals):,}", "arrivals": f"{scale:g} times as fast"}
+    edges = edges_of(variants[-1].blueprint)
+    setups = [
+        configured(
+            variant.blueprint,
+            name=variant.name,
+            machine=machine,
+            fleet=variant.fleet,
+            route=chosen,
+            settings={**settings, "route": route},
+            edges=edges,
+        )
+        for variant in variants
+    ]
+    with shown_count() as show:
+        results = [simulate(arrivals, setup, progress=_progress(show, setup.name, len(arrivals))) for setup in setups]
+    found = summaries(results, price=price)
+    if html is not None:
+        html.write_text(page(results, price=price))
+    if as_json is not None:
+        text = json.dumps(document(results, price=price, rows=rows), allow_nan=False)
+        if str(as_json) == "-":
+            typer.echo(text)
+            return
+        as_json.write_text(text)
+    for line in table_lines(found):
+        typer.echo(line)
+    if html is not None:
+        typer.echo(f"report: {html}")
+
+
+def route_for(name: str) -> Route:
+    """A route by name, or a function of a module of one's own.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    import importlib
+
+    from deepinfra.engine import cache_aware, least_loaded
+    from deepinfra.errors import ConfigError
+
+    known: dict[str, Route] = {"least-loaded": least_loaded, "cache-aware": cache_aware()}
+    if name in known:
+        return known[name]
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ConfigError(f"--route takes {', '.join(known)} or MODULE:FUNCTION; {name!r} is something else")
+    try:
+        found: Route = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--route {name}: {error}") from error
+    return found
+
+
+def _progress(show: Callable[[str, int, int, str], None], name: str, total: int) -> Callable[[int, float], None]:
+    """What a simulation tells of itself, in words."""
+    from deepinfra.bench.simulate.plots import seconds_text
+
+    return lambda done, now_s: show(name, done, total, f"{seconds_text(now_s)} of virtual time")
