@@ -95,20 +95,19 @@ class Answer:
             meters.prompt_tokens += self.spec.prompt_len
             meters.cached(self._cached)
         else:
-            self._measure_gaps(now - self._last_at, delta)
-        self._last_at = now
+            self._measure_gaps(self._last_at, now, delta)
+        self._last_at = delta.ends[-1] if delta.ends else now
         meters.generated_tokens += len(delta.tokens)
 
-    def _measure_gaps(self, seconds: float, delta: Delta) -> None:
-        """Count the time since the last token, on average unless it is known what each token took."""
-        itl, each_s = self._settings.meters.itl, delta.each_s
-        if merged := len(delta.tokens) - len(each_s):
-            itl.add((seconds - sum(each_s)) / merged, merged)
-        elif each_s:  # what passed between the last token and the first of these is of this one
-            itl.add(seconds - sum(each_s[1:]))
-            each_s = each_s[1:]
-        for each in each_s:
-            itl.add(each)
+    def _measure_gaps(self, last: float, now: float, delta: Delta) -> None:
+        """Count the times between tokens: what is known of each, and else the same for all since the last one."""
+        itl, merged = self._settings.meters.itl, len(delta.tokens) - len(delta.ends)
+        if merged:
+            itl.add((now - last) / len(delta.tokens), merged)
+            last = delta.ends[0] if delta.ends else now
+        for end in delta.ends:
+            itl.add(end - last)
+            last = end
 
     def take_rest(self, live: Live) -> None:
         """Take what is there of a sequence that nobody follows any more."""
@@ -201,7 +200,13 @@ class Answer:
             reason = "context" if self._limited_by_context else "length"
         self._settings.meters.ended(ending.reason if ending.failed else reason)
         if ending.failed:
-            failed = Failed(choice=self.spec.choice, code=ending.reason, message=ending.message, usage=self.usage)
+            failed = Failed(
+                choice=self.spec.choice,
+                code=ending.reason,
+                message=ending.message,
+                usage=self.usage,
+                retry_after_s=ending.retry_after_s,
+            )
             self._put([failed])
             return
         last: list[Event] = []

@@ -60,11 +60,11 @@ class Committer:
             StepReport(step=planned.plan.step, seconds=result.seconds, rows=tuple(rows), preempted=planned.preempted)
         )
 
-    def repeated(self, blocks: BlockPool, planned: Planned, result: StepResult) -> None:
-        """Apply the times that a repeated step was computed; for policy each of them is a step."""
+    def repeated(self, blocks: BlockPool, planned: Planned, result: StepResult, ends: tuple[float, ...]) -> None:
+        """Apply the times that a repeated step was computed, until `ends`; for policy each of them is a step."""
         outputs = {output.seq: output for output in result.outputs}
         failed = {failure.seq: failure.why for failure in result.failed}
-        times, step = len(result.each_s), planned.plan.step
+        times, step = len(ends), planned.plan.step
         rows: list[tuple[WorkItem, int]] = []
         for item in planned.plan.items:
             live, sampled = planned.lives[item.seq], 0
@@ -77,7 +77,7 @@ class Committer:
                 live.tokens.extend(output.tokens)
                 live.computed = len(live.tokens) - 1
                 self._publish(blocks, live)
-                live.push(output.tokens, output.probs, None if live.room else Ending("length"), result.each_s)
+                live.push(output.tokens, output.probs, None if live.room else Ending("length"), ends)
             rows.append((item, sampled))
         for time, seconds in enumerate(result.each_s):
             done = tuple(DoneRow(item.seq, item.start + time, 1, 0, sampled, False) for item, sampled in rows)

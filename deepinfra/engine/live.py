@@ -42,10 +42,14 @@ class Owner(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Why a sequence is over: `stop`, `length`, `handoff`, or the code of an error with its sentence."""
+    """Why a sequence is over: `stop`, `length`, `handoff`, or the code of an error with its sentence.
+
+    `retry_after_s` is when it is worth asking again, where waiting helps.
+    """
 
     reason: str
     message: str = ""
+    retry_after_s: float | None = None
 
     @property
     def failed(self) -> bool:
@@ -56,13 +60,13 @@ class Ending(NamedTuple):
 class Delta(NamedTuple):
     """New tokens of a sequence, merged since it was last read; `ending` is set on the last one.
 
-    `each_s` are the seconds that the last so many of them took one after the other, if a repeated step gave them.
+    `ends` say when the last so many of them were computed, in clock seconds, if a repeated step gave them.
     """
 
     tokens: tuple[int, ...]
     probs: tuple[TokenProbs, ...]
     ending: Ending | None
-    each_s: tuple[float, ...] = ()
+    ends: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +128,7 @@ class Live:
     fetched: bool = False
     _tokens_out: list[int] = field(default_factory=list)
     _probs_out: list[TokenProbs] = field(default_factory=list)
-    _each_s: tuple[float, ...] = ()
+    _ends: tuple[float, ...] = ()
     _ending: Ending | None = None
     _signal: Signal = field(default_factory=Signal)
 
@@ -170,13 +174,13 @@ class Live:
         tokens: Sequence[int],
         probs: Sequence[TokenProbs],
         ending: Ending | None,
-        each_s: tuple[float, ...] = (),
+        ends: tuple[float, ...] = (),
     ) -> None:
         """Hand tokens to the sequence's own task; never waits."""
         if tokens:
             self._tokens_out.extend(tokens)
             self._probs_out.extend(probs)
-            self._each_s = (*self._each_s, *each_s) if each_s else ()
+            self._ends = (*self._ends, *ends) if ends else ()
         if ending is not None and self._ending is None:
             self._ending, self.over = ending, True
         self._signal.set()
@@ -189,6 +193,6 @@ class Live:
 
     def take(self) -> Delta:
         """What is there now."""
-        delta = Delta(tuple(self._tokens_out), tuple(self._probs_out), self._ending, self._each_s)
-        self._tokens_out, self._probs_out, self._each_s = [], [], ()
+        delta = Delta(tuple(self._tokens_out), tuple(self._probs_out), self._ending, self._ends)
+        self._tokens_out, self._probs_out, self._ends = [], [], ()
         return delta

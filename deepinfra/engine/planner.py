@@ -142,15 +142,11 @@ class Planner:
         )
 
     def computed(self, planned: Planned, times: int) -> None:
-        """A repeated step was computed so many times more; what is left of it begins behind them."""
+        """A repeated step was computed so many times, each of them a step; what is left of it begins behind them."""
         plan = planned.plan
+        self._step = plan.step + times - 1
         items = tuple(item._replace(start=item.start + times, blocks=()) for item in plan.items)
-        planned.plan = plan._replace(step=plan.step + times, items=items, repeat=plan.repeat - times)
-        self._step += times
-
-    def skip(self, steps: int) -> None:
-        """A repeated step was so many steps more than the one that it was planned as."""
-        self._step += steps
+        planned.plan = plan._replace(step=plan.step + times, items=items)
 
     # -- loaded records ----------------------------------------------------------------------------
 

@@ -324,6 +324,7 @@ class Pool(AsyncContextManagerMixin):
             tenant=spec.tenant,
             priority=spec.priority,
             deadline=spec.deadline,
+            begun=len(spec.tokens) > spec.prompt_len,
         )
         try:
             self.scheduler.add(job)

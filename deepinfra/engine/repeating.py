@@ -20,16 +20,16 @@ __all__ = ("Repeated", "behind", "times_of")
 
 @dataclass(slots=True)
 class Repeated:
-    """A repeated step under way that nobody has cut: what, by whom it is computed, and since when."""
+    """A repeated step under way: what, by whom it is computed, since when, and how often for all that others know."""
 
     planned: Planned
     handle: StepHandle
     begin: float
+    told: int = 0
 
-    def until(self, result: StepResult) -> float:
-        """When the last of the times was over that a result tells of."""
-        *_, end = accumulate(result.each_s, initial=self.begin)
-        return end
+    def ends(self, result: StepResult) -> tuple[float, ...]:
+        """When each of the times was over that a result tells of, which are all since it began."""
+        return tuple(accumulate(result.each_s, initial=self.begin))[1:]
 
 
 def times_of(choice: Choice, planned: Planned, roster: Roster, block_size: int) -> int:

@@ -8,6 +8,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from deepinfra.core.ids import SeqId
+from deepinfra.core.request import SeqSpec
 from deepinfra.core.step import Choice, StepReport, StepResult, StepView
 from deepinfra.engine.blocks import BlockPool
 from deepinfra.engine.committing import Committer
@@ -24,8 +25,8 @@ from deepinfra.engine.snapshots import Snapshots
 from deepinfra.engine.staging import Slots
 from deepinfra.engine.stats import StepTally
 from deepinfra.engine.windows import WindowPlan
-from deepinfra.errors import ExecutorLost, Overloaded, StepFailed
-from deepinfra.interfaces.executor import Executor, StepHandle
+from deepinfra.errors import DeadlineExceededError, ExecutorLost, Overloaded, StepFailed
+from deepinfra.interfaces.executor import Executor
 from deepinfra.interfaces.given import Clock, Offload
 from deepinfra.interfaces.scheduler import Scheduler
 
@@ -82,7 +83,6 @@ class Stepper:
         self._commits = Committer(scheduler, saver, drafting, self.snapshots)
         self._repeats = "repeat" in executor.provides and drafting is None and not windows.rows
         self._repeated: Repeated | None = None
-        self._caught_up = 0
         self._broken: Exception | None = None
         roster.wake.heard = self.catch_up
 
@@ -136,6 +136,8 @@ class Stepper:
         """Run one step; returns the executor's seconds."""
         try:
             # Only the end of the pool cancels this wait; then nobody plans on, so no block is reused under the step.
+            if planned.plan.repeat > 1:
+                return await self._repeat(planned)
             result = await self._executed(planned)
         except StepFailed as error:
             _log.warning("pool %s: %s", self._name, error)
@@ -150,11 +152,6 @@ class Stepper:
         finally:
             self.slots.give(planned.slots)
             self.loader.slots_freed()
-        if planned.plan.repeat > 1 or self._caught_up:
-            rest = behind(result, self._caught_up)
-            self.planner.skip(len(rest.each_s) - 1)
-            self._commit_times(planned, rest)
-            return result.seconds
         self._tally.steps += 1
         self._tally.seconds.add(result.seconds)
         self._tally.preemptions += len(planned.preempted)
@@ -172,9 +169,6 @@ class Stepper:
     async def _executed(self, planned: Planned) -> StepResult:
         """Submit a step, compute its masks while the model computes, and wait for it."""
         handle = self._executor.submit(planned.plan)
-        self._caught_up = 0
-        if planned.plan.repeat > 1:
-            return await self._repeat(planned, handle)
         if planned.plan.masked:
             work = [
                 (item.seq, matcher, item.drafts)
@@ -185,16 +179,18 @@ class Stepper:
             handle.masks(await self._offload(masks_of, work, self._executor.limits.vocab_size))
         return await handle.result()
 
-    async def _repeat(self, planned: Planned, handle: StepHandle) -> StepResult:
-        """Wait for a repeated step while others may cut it."""
-        self._repeated = Repeated(planned, handle, self._clock.now())
+    async def _repeat(self, planned: Planned) -> float:
+        """Run a repeated step while others may cut it; returns the executor's seconds."""
+        begin = self._clock.now()
+        repeated = self._repeated = Repeated(planned, self._executor.submit(planned.plan), begin)
         try:
-            result = await handle.result()
+            result = await repeated.handle.result()
         finally:
             self._repeated = None
         if self._broken is not None:
             raise self._broken
-        return result
+        self._commit_times(repeated, result)
+        return result.seconds
 
     def catch_up(self) -> None:
         """End a repeated step behind the time under way; what single steps would have committed by now is committed.
@@ -205,18 +201,22 @@ class Stepper:
         if repeated is None or (result := repeated.handle.cut()) is None:
             return
         try:
-            self._caught_up = len(result.each_s)
-            self._commit_times(repeated.planned, result)
-            self.planner.computed(repeated.planned, self._caught_up)
-            self._scheduler.plan(self._view(repeated.until(result)))  # of the time under way; the choice is the same
+            now = self._commit_times(repeated, result)
+            self._scheduler.plan(self._view(now))  # of the time under way; the choice is the same
         except Exception as error:  # it is the pool that is broken, not whoever came
             self._broken = error
 
-    def _commit_times(self, planned: Planned, result: StepResult) -> None:
-        self._tally.steps += len(result.each_s)
-        for seconds in result.each_s:
+    def _commit_times(self, repeated: Repeated, result: StepResult) -> float:
+        """Commit those times of a repeated step that nobody has been told of; returns when they were over."""
+        ends, planned = repeated.ends(result)[repeated.told :], repeated.planned
+        rest = behind(result, repeated.told)
+        self._tally.steps += len(ends)
+        for seconds in rest.each_s:
             self._tally.seconds.add(seconds)
-        self._commits.repeated(self.blocks, planned, result)
+        self._commits.repeated(self.blocks, planned, rest, ends)
+        repeated.told += len(ends)
+        self.planner.computed(planned, len(ends))
+        return ends[-1]
 
     def _view(self, now: float) -> StepView:
         limits, running = self._executor.limits, self.planner.running
@@ -263,7 +263,14 @@ class Stepper:
         for seq in choice.shed:
             live = self._roster.lives.get(seq)
             if live is not None and not live.running:
-                live.push((), (), Ending(Overloaded.code, "shed from the queue: the server is overloaded"))
+                live.push((), (), self._why_shed(live.spec))
+
+    def _why_shed(self, spec: SeqSpec) -> Ending:
+        if spec.deadline is not None and spec.deadline <= self._clock.now():
+            late = DeadlineExceededError(spec.deadline - spec.arrived_at)
+            return Ending(late.code, str(late))
+        full = Overloaded("others were let in before this request", max(1.0, self._scheduler.backlog().seconds))
+        return Ending(full.code, str(full), full.retry_after_s)
 
     def _mark_opened(self, planned: Planned | None) -> None:
         if planned is None:
