@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from deepinfra.cli.simulate import run
+from deepinfra.cli.simulate import plan, run
 
 __all__ = ("simulate",)
 
@@ -14,3 +14,4 @@ simulate = typer.Typer(
 )
 
 simulate.command("run")(run.run)
+simulate.command("plan")(plan.plan)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from deepinfra.bench.simulate.plan.check import Checked
     from deepinfra.bench.simulate.plan.compare import Compared
     from deepinfra.bench.simulate.plan.fleet import Fleet, Plan
     from deepinfra.bench.simulate.plan.sensitivity import Sensitivity
@@ -47,13 +48,17 @@ def plan(
         bool, typer.Option("--inputs", help="Print every figure the plan is given, and its source.")
     ] = False,
     sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Vary each of those by 20 %.")] = False,
+    check: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Simulate N requests through one pool of each kind.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict speeds, ratio and number of devices of a fleet, beside what was published about it."""
     from deepinfra.bench.simulate.plan.asked import Asked, tokens_of
+    from deepinfra.bench.simulate.plan.check import checked
     from deepinfra.bench.simulate.plan.compare import compared
     from deepinfra.bench.simulate.plan.sensitivity import sensitivities
-    from deepinfra.bench.simulate.plan.text import plan_lines, sensitivity_lines
+    from deepinfra.bench.simulate.plan.text import checked_lines, plan_lines, sensitivity_lines
 
     traffic: dict[str, object] = {}
     if tokens_per_day is not None:
@@ -76,11 +81,16 @@ def plan(
     planned = assembled.plan()
     beside = compared(fleet, assembled, planned)
     moves = sensitivities(assembled) if sensitivity else []
+    simulated = checked(assembled, planned, requests=check) if check else None
     if as_json:
-        typer.echo(json.dumps(_object(fleet, assembled, planned, beside, moves)))
+        typer.echo(json.dumps(_object(fleet, assembled, planned, beside, moves, simulated)))
         return
     for line in plan_lines(fleet, assembled, planned, beside):
         typer.echo(line)
+    if simulated is not None:
+        typer.echo()
+        for line in checked_lines(planned, simulated):
+            typer.echo(line)
     if inputs:
         typer.echo()
         for given in assembled.givens():
@@ -103,13 +113,19 @@ def _lengths(path: Path) -> dict[str, object]:
 
 
 def _object(
-    name: str, fleet: Fleet, plan: Plan, beside: tuple[Compared, ...], moves: list[Sensitivity]
+    name: str,
+    fleet: Fleet,
+    plan: Plan,
+    beside: tuple[Compared, ...],
+    moves: list[Sensitivity],
+    simulated: Checked | None,
 ) -> dict[str, object]:
     return {
         "kind": "plan",
         "fleet": name,
         "plan": dataclasses.asdict(plan),
         "compared": [each._asdict() for each in beside],
+        "checked": dataclasses.asdict(simulated) if simulated is not None else None,
         "batches": [dataclasses.asdict(each) for each in fleet.batches()],
         "inputs": [each._asdict() for each in fleet.givens()],
         "sensitivity": [each._asdict() for each in moves],

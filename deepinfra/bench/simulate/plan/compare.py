@@ -11,13 +11,17 @@ __all__ = ("Compared", "compared")
 
 
 class Compared(NamedTuple):
-    """One prediction: a field of `Plan`, its value, what was published, and how far the prediction is above it."""
+    """One prediction: a field of `Plan`, its value, what was published, and how far the prediction is above it.
+
+    What is `implied` nobody published as it stands: it follows from figures that were.
+    """
 
     quantity: str
     predicted: float
     published: float
     error: float
     source: str
+    implied: bool = False
 
 
 def compared(name: str, fleet: Fleet, plan: Plan) -> tuple[Compared, ...]:
@@ -25,17 +29,17 @@ def compared(name: str, fleet: Fleet, plan: Plan) -> tuple[Compared, ...]:
 
     Where nobody told how many devices there are, what others of its figures say for the same traffic stands in.
     """
-    rows = [(each.quantity, each.value, each.source) for each in PUBLISHED.get(name, ())]
-    told = {quantity: value for quantity, value, _ in rows}
+    rows = [(each.quantity, each.value, each.source, False) for each in PUBLISHED.get(name, ())]
+    told = {quantity: value for quantity, value, _, _ in rows}
     if rows and "devices" not in told:
         requests_s = fleet.traffic.requests_day / DAY_S
         decode = requests_s * fleet.traffic.output / told["decode_tokens_s"]
         implied = decode * (1.0 + told["prefill_per_decode"])
-        rows.append(("devices", implied, "follows from the published speed and ratio, for this traffic"))
+        rows.append(("devices", implied, "by published speed and ratio", True))
         implied = plan.revenue_usd_hour * plan.devices / told["revenue_usd_hour"]
-        rows.append(("devices", implied, "follows from the published revenue, for this traffic and these prices"))
+        rows.append(("devices", implied, "by published revenue and prices", True))
     return tuple(
-        Compared(quantity, value, published, value / published - 1.0, source)
-        for quantity, published, source in rows
+        Compared(quantity, value, published, value / published - 1.0, source, implied)
+        for quantity, published, source, implied in rows
         for value in (float(getattr(plan, quantity)),)
     )

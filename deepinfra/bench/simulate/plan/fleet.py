@@ -29,7 +29,7 @@ _SERVICE_SOURCES = {
     "others: 2.82 (vLLM issue 56797, GSM8K), 5.6 (Baseten)",
     "chunk": "vLLM's default of max_num_batched_tokens on data-centre devices",
     "busy": "assumed: a prompt then waits for two steps in the mean (M/D/1)",
-    "peak": "278 nodes at the peak, 226.75 in the mean: deepseek-ai/open-infra-index, day 6",
+    "peak": "assumed: day and night",
     "hit_usd": "DeepSeek's API price list, October 2026, off-peak",
     "miss_usd": "DeepSeek's API price list, October 2026, off-peak",
     "output_usd": "DeepSeek's API price list, October 2026, off-peak",
@@ -58,7 +58,7 @@ class Service:
     accepted: float = 3.57
     chunk: int = 8192
     busy: float = field(default=0.8, metadata=SHARE)
-    peak: float = 278 / 226.75
+    peak: float = 1.25
     hit_usd: float = field(default=0.003, metadata=ZERO)
     miss_usd: float = field(default=0.15, metadata=ZERO)
     output_usd: float = field(default=0.60, metadata=ZERO)
@@ -175,9 +175,9 @@ class Fleet:
         """Steps of prefill devices."""
         return Roofline(self.prefill, self.model, self.prefill_layout, self.efficiency)
 
-    def decode_work(self, sequences: int) -> StepWork:
-        """A decode step of so many sequences."""
-        reads = sequences * self.traffic.context
+    def decode_work(self, sequences: int, context: float | None = None) -> StepWork:
+        """A decode step of so many sequences, of the traffic's context or another."""
+        reads = sequences * (self.traffic.context if context is None else context)
         return StepWork(decode_rows=sequences, decode_reads=reads, drafts=sequences * self.model.drafts)
 
     def decoding(self, sequences: int) -> Batch:
@@ -222,9 +222,9 @@ class Fleet:
             return max(fast, key=lambda batch: batch.tokens_s)
         return max(found, key=lambda batch: batch.tokens_s * batch.user_tokens_s)
 
-    def prefill_work(self) -> StepWork:
-        """A full prefill step."""
-        chunk = self.service.chunk
+    def prefill_work(self, chunk: int | None = None) -> StepWork:
+        """A prefill step of so many tokens; by default a full one."""
+        chunk = self.service.chunk if chunk is None else chunk
         return StepWork(chunk_tokens=chunk, chunk_reads=chunk * self.traffic.uncached_position)
 
     @property

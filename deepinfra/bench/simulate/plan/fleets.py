@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from deepinfra.bench.simulate.plan.devices import DEVICES
 from deepinfra.bench.simulate.plan.fleet import Fleet, Service
+from deepinfra.bench.simulate.plan.given import replaced
 from deepinfra.bench.simulate.plan.models import MODELS
 from deepinfra.bench.simulate.plan.roofline import Layout
 from deepinfra.bench.simulate.plan.traffic import Traffic
@@ -33,7 +34,7 @@ CONVERSATION = Traffic(
 )
 """Mooncake's conversations at the volume and hit rate that DeepSeek tells of its own, of which no lengths are known."""
 
-_OF_2025 = ("peak", "busy", "hit_usd", "miss_usd", "output_usd")
+_OF_2025 = {"peak": 1.0, "busy": 1.0, "hit_usd": 0.14, "miss_usd": 0.55, "output_usd": 2.19}
 """Of the service then: machines were taken in and out with the traffic, so that nothing is kept for its peak."""
 
 FLEETS = {
@@ -60,9 +61,7 @@ FLEETS = {
         ),
         prefill_layout=Layout(width=32, spares=32, source=_INDEX),
         decode_layout=Layout(width=144, spares=32, source=_INDEX),
-        service=Service(
-            peak=1.0, busy=1.0, hit_usd=0.14, miss_usd=0.55, output_usd=2.19, sources=dict.fromkeys(_OF_2025, _INDEX)
-        ),
+        service=replaced(Service(), _OF_2025, _INDEX),
     ),
 }
 

@@ -1,0 +1,140 @@
+"""A plan in words: one screen of plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from deepinfra.bench.simulate.plan.check import Checked
+from deepinfra.bench.simulate.plan.compare import Compared
+from deepinfra.bench.simulate.plan.fleet import Fleet, Plan
+from deepinfra.bench.simulate.plan.sensitivity import OUTPUTS, Sensitivity
+
+__all__ = ("LABELS", "checked_lines", "nbytes_text", "plan_lines", "sensitivity_lines", "table", "value_text")
+
+
+def nbytes_text(nbytes: float) -> str:
+    """`13.6 MB`, `64.3 PB`."""
+    for factor, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return f"{nbytes / 1e3:.1f} kB"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _usd(value: float) -> str:
+    return f"{value:,.2f} USD"
+
+
+def _ms(value: float) -> str:
+    return f"{1e3 * value:.2f} ms"
+
+
+LABELS: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "decode_tokens_s": ("output tokens/s per decode device", _count),
+    "user_tokens_s": ("output tokens/s per user", _count),
+    "input_tokens_s": ("prompt tokens/s per prefill device", _count),
+    "prefill_tokens_s": ("  of which no cache holds", _count),
+    "prefill_per_decode": ("prefill devices per decode device", lambda value: f"{value:.2f}"),
+    "prefill_devices": ("prefill devices", _count),
+    "decode_devices": ("decode devices", _count),
+    "devices": ("devices", _count),
+    "revenue_usd_hour": ("revenue per device and hour", _usd),
+    "usd_million": ("devices' price per 1M output tokens", _usd),
+    "kv_3_days_nbytes": ("KV of 3 days", nbytes_text),
+    "kv_7_days_nbytes": ("KV of 7 days", nbytes_text),
+    "store_bytes_s": ("read from the store per second", nbytes_text),
+    "handoff_nbytes": ("handed from prefill to decode", nbytes_text),
+    "batch": ("sequences that decode together", _count),
+    "batch_room": ("sequences that would fit", _count),
+    "decode_step_s": ("decode step", _ms),
+    "prefill_step_s": ("prefill step", _ms),
+}
+"""What a plan's figures are called, and how they are written."""
+
+
+def value_text(name: str, value: float) -> str:
+    """A figure of a plan."""
+    return LABELS[name][1](value)
+
+
+def plan_lines(name: str, fleet: Fleet, plan: Plan, compared: Sequence[Compared]) -> Iterator[str]:
+    """The plan, with what was published beside it where there is something."""
+    traffic, model = fleet.traffic, fleet.model
+    day, prompt, answer = traffic.tokens_day / 1e12, round(traffic.prompt), round(traffic.output)
+    yield f"{name}: {model.name}, {day:g} T tokens a day, {traffic.hit_rate:.1%} of prompts cached"
+    yield f"prompts of {prompt:,}, answers of {answer:,}, contexts of {traffic.context:,.0f} tokens in the mean"
+    for kind, device, layout, limit in (
+        ("prefill", fleet.prefill, fleet.prefill_layout, plan.prefill_limit),
+        ("decode", fleet.decode, fleet.decode_layout, plan.decode_limit),
+    ):
+        yield f"{kind} on groups of {layout.width} {device.name}; a step waits longest for {limit}"
+    yield ""
+    rows = [("", "predicted", "published", "error")]
+    for figure, (label, text) in LABELS.items():
+        value = getattr(plan, figure)
+        told = next((each for each in compared if each.quantity == figure and not each.implied), None)
+        if figure == "usd_million" and not value:
+            continue
+        rows.append((label, text(value), *_beside(told, text)))
+        implied = (each for each in compared if each.quantity == figure and each.implied)
+        rows += [(f"  {each.source}", "", *_beside(each, text)) for each in implied]
+    yield from table(rows)
+
+
+def checked_lines(plan: Plan, checked: Checked) -> Iterator[str]:
+    """What the simulator makes of it."""
+    yield f"simulated: {checked.requests} requests through one pool of each kind, as many a second as at the peak"
+    yield from table(
+        [
+            ("", "planned", "half of them", "the others"),
+            (
+                "output tokens/s per user",
+                _count(plan.user_tokens_s),
+                f"{_count(checked.user_tokens_s)} or more",
+                f"a tenth below {_count(checked.user_tokens_s_p10)}",
+            ),
+            (
+                "sequences that decode together",
+                _count(plan.batch),
+                f"{checked.batch:.1f} in the mean",
+                f"{checked.batch_most} at most",
+            ),
+            (
+                "first token, of a prefill pool",
+                f"step {_ms(plan.prefill_step_s)}",
+                f"{_ms(checked.first_token_s)} or less",
+                f"1 in 100 above {_ms(checked.first_token_s_p99)}",
+            ),
+        ]
+    )
+
+
+def sensitivity_lines(rows: Sequence[Sensitivity], most: int = 15) -> Iterator[str]:
+    """What moves the plan most."""
+    head = ("", "value", *(f"{LABELS[name][0]}" for name in OUTPUTS))
+    yield "with 20 % less / 20 % more of"
+    cells = [head]
+    for row in rows[:most]:
+        moves = [
+            "/".join("–" if each is None else f"{each[name]:+.0%}" for each in (row.less, row.more)) for name in OUTPUTS
+        ]
+        cells.append((row.name, f"{row.value:.4g}", *moves))
+    yield from table(cells)
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns: the first to the left, others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "   ".join(cells).rstrip()
+
+
+def _beside(each: Compared | None, text: Callable[[float], str]) -> tuple[str, str]:
+    return (text(each.published), f"{each.error:+.0%}") if each else ("", "")
