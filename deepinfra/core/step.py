@@ -46,7 +46,8 @@ class Job(NamedTuple):
     """A sequence that asks to be scheduled.
 
     `tokens` are known tokens (all need KV but the last sampled one); `cached` of them are expected from device or
-    store; `max_new` more may be generated. Times are seconds of the injected clock.
+    store; `max_new` more may be generated. Times are seconds of the injected clock. A stream that has `begun`, in
+    another pool, is neither refused nor shed.
     """
 
     seq: SeqId
@@ -57,6 +58,7 @@ class Job(NamedTuple):
     tenant: str = "public"
     priority: int = 0
     deadline: float | None = None
+    begun: bool = False
 
     @property
     def uncached(self) -> int:
