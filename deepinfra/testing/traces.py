@@ -22,7 +22,7 @@ TRACE_BLOCK_TOKENS = 512
 
 
 class TraceRequest(NamedTuple):
-    """A request: milliseconds from the start, prompt tokens, ids of the prompt's blocks, kind of traffic, output tokens.
+    """A request: milliseconds from the start, prompt tokens, ids of their blocks, kind of traffic, output tokens.
 
     An equal id is an equal prefix up to the end of that block; the last block may be partial.
     """
@@ -42,7 +42,9 @@ def read_trace(path: Path) -> list[TraceRequest]:
     with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as file:
         rows = [json.loads(line) for line in file if line.strip()]
     found = [
-        TraceRequest(int(row["timestamp"]), row["input_length"], tuple(row["hash_ids"]), output=row["output_length"])
+        TraceRequest(
+            int(row["timestamp"]), row["input_length"], tuple(row["hash_ids"]), output=row.get("output_length", 1)
+        )
         for row in rows
     ]
     return sorted(found, key=lambda request: request.at_ms)

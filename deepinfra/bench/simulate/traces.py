@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import csv
+import json
 import lzma
 import random
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import partial
 from itertools import accumulate
+from math import isfinite
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from deepinfra.core.kv import Traffic
 from deepinfra.core.request import PUBLIC
 from deepinfra.errors import ConfigError
-from deepinfra.testing.traces import TRACE_BLOCK_TOKENS, TraceRequest, agent_trace, read_trace
+from deepinfra.testing.traces import TRACE_BLOCK_TOKENS, TraceRequest, agent_trace
 
 __all__ = (
     "LEAST_VOCABULARY",
@@ -89,24 +92,69 @@ def _named(number: int) -> tuple[int, ...]:
 
 
 def read_workload(path: Path) -> list[Arrival]:
-    """Requests of a file, by time: Mooncake's `.jsonl` or Azure's `.csv`, as they are or with `.xz` behind.
+    """Requests of a file, by time, the first at 0: JSON lines as Mooncake's, or CSV as Azure's, also compressed by xz.
 
     Source: the formats are those of github.com/kvcache-ai/Mooncake (FAST'25) and github.com/Azure/AzurePublicDataset
     (2023 traces, Splitwise, ISCA'24).
 
     Raises:
-        ConfigError: The file is of neither kind, or something in it is not what it should be.
+        ConfigError: The file is neither, or a line is not what it should be.
+        OSError: The file cannot be read.
     """
-    kind = Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
+    data = path.read_bytes()
     try:
-        if kind == ".jsonl":
-            return _arrivals(read_trace(path))
-        if kind == ".csv":
-            with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as file:
-                return _azure(file)
-    except (KeyError, ValueError, TypeError, EOFError, lzma.LZMAError) as error:
-        raise ConfigError(f"{path}: {error!r} is not what such a trace holds") from error
-    raise ConfigError(f"{path}: a trace is a file .jsonl or .csv, or one of these with .xz")
+        lines = (lzma.decompress(data) if data.startswith(_XZ) else data).decode().splitlines()
+    except (UnicodeDecodeError, lzma.LZMAError) as error:
+        raise ConfigError(f"{path}: neither JSON lines nor CSV, nor one of these in xz: {error}") from error
+    if not lines:
+        raise ConfigError(f"{path}: the file is empty")
+    read = _mooncake
+    if not lines[0].startswith("{"):
+        fields = next(csv.reader(lines[:1]))
+        if missing := [name for name in _AZURE if name not in fields]:
+            raise ConfigError(f"{path}, line 1: neither a JSON object nor a head with {', '.join(missing)}")
+        read = partial(_azure, fields)
+        lines[0] = ""
+    found: list[Arrival] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                found.append(_checked(read(line)))
+            except KeyError as error:
+                raise ConfigError(f"{path}, line {number}: no field {error}") from error
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ConfigError(f"{path}, line {number}: {error}") from error
+    found.sort(key=lambda arrival: arrival.at_s)
+    start = found[0].at_s if found else 0.0
+    return [arrival._replace(at_s=round(arrival.at_s - start, 6)) for arrival in found]
+
+
+_XZ = b"\xfd7zXZ\x00"
+_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def _mooncake(line: str) -> Arrival:
+    row = json.loads(line)
+    at_ms, prompt, output = float(row["timestamp"]), int(row["input_length"]), int(row["output_length"])
+    blocks = tuple(int(block) for block in row["hash_ids"])
+    if len(blocks) * TRACE_BLOCK_TOKENS < prompt:
+        raise ValueError(f"hash_ids: {len(blocks)} blocks of {TRACE_BLOCK_TOKENS} do not hold {prompt} tokens")
+    return Arrival(at_ms / 1000, prompt, output, blocks)
+
+
+def _azure(fields: Sequence[str], line: str) -> Arrival:
+    row = dict(zip(fields, next(csv.reader([line])), strict=True))
+    # Seven digits behind the point are one more than Python reads.
+    at = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp()
+    return Arrival(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def _checked(arrival: Arrival) -> Arrival:
+    if not isfinite(arrival.at_s) or arrival.prompt < 1 or arrival.output < 0:
+        raise ValueError(
+            f"a request at {arrival.at_s} s of {arrival.prompt} tokens for {arrival.output} makes no sense"
+        )
+    return arrival._replace(output=max(1, arrival.output))
 
 
 def _arrivals(trace: Iterable[TraceRequest]) -> list[Arrival]:
@@ -117,17 +165,6 @@ def _arrivals(trace: Iterable[TraceRequest]) -> list[Arrival]:
         Arrival((request.at_ms - start) / 1000, request.tokens, request.output, request.blocks, traffic=request.traffic)
         for request in requests
     ]
-
-
-def _azure(file: TextIO) -> list[Arrival]:
-    rows = [
-        # Seven digits behind the point are one more than Python reads.
-        (datetime.fromisoformat(row["TIMESTAMP"][:26]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-        for row in csv.DictReader(file)
-    ]
-    rows.sort(key=lambda row: row[0])
-    start = rows[0][0] if rows else datetime.min
-    return [Arrival((at - start).total_seconds(), prompt, max(1, output)) for at, prompt, output in rows]
 
 
 # -- what is done with them -----------------------------------------------------------------------
