@@ -139,6 +139,7 @@ def route_for(name: str) -> Route:
         ConfigError: There is none.
     """
     import importlib
+    import sys
 
     from deepinfra.engine import cache_aware, least_loaded
     from deepinfra.errors import ConfigError
@@ -149,6 +150,7 @@ def route_for(name: str) -> Route:
     module, colon, function = name.partition(":")
     if not colon:
         raise ConfigError(f"--route takes {', '.join(known)} or MODULE:FUNCTION; {name!r} is something else")
+    sys.path.insert(0, "")  # modules of the user's folder, as uvicorn finds them
     try:
         found: Route = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
