@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from deepinfra.engine import Engine
 from deepinfra.errors import DeepinfraError, ModelUnknownError, RequestError
 from deepinfra.interfaces.given import Clock, Offload
 
-__all__ = ("Door", "Endpoint", "Query")
+__all__ = ("DEADLINE", "Door", "Endpoint", "Query")
 
 T = TypeVar("T")
 
@@ -38,6 +39,11 @@ _JSON = [(b"content-type", b"application/json")]
 
 EXPLAIN = "x-deepinfra-explain"
 """The header that asks why no more of a prompt was found in the cache."""
+
+DEADLINE = "x-deepinfra-deadline-s"
+"""The header that says after how many seconds an answer is of no use any more."""
+
+_DEADLINE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,13 +163,14 @@ class Endpoint:
 
     def _call(self, raw: Json, received: Received) -> Call:
         call = self._protocol.parse(raw, received)
-        explain = _explains(received)
+        explain, deadline_s = _explains(received), _deadline_s(received)
         requests = (
             replace(
                 request,
                 tenant=received.tenant,
                 retention=retention_of(request, received),
                 explain=explain and number == 0,
+                deadline_s=deadline_s,
             )
             for number, request in enumerate(call.requests)
         )
@@ -189,6 +196,15 @@ def _explains(received: Received) -> bool:
     if value not in ("0", "1"):
         raise RequestError(f"the header {EXPLAIN} is 0 or 1, not {value[:32]!r}", EXPLAIN)
     return value == "1"
+
+
+def _deadline_s(received: Received) -> float | None:
+    value = received.headers.get(DEADLINE)
+    if value is None:
+        return None
+    if not _DEADLINE.fullmatch(value) or not float(value):
+        raise RequestError(f"the header {DEADLINE} is a number of seconds above 0, not {value[:32]!r}", DEADLINE)
+    return float(value)
 
 
 def _failing_as_oserror(send: Send) -> Send:
@@ -223,7 +239,8 @@ async def _refuse(send: Send, protocol: WireProtocol, told: WireError, request_i
 def _told(error: Exception, param_names: Mapping[str, str], record: RequestRecord) -> WireError:
     """What the client is told; what it is not told, or what is the server's own fault, is logged."""
     if isinstance(error, AnswerFailed):
-        told = wire_error(error.event.code, error.event.message)
+        event = error.event
+        told = wire_error(event.code, event.message, retry_after_s=event.retry_after_s)
     else:
         told = wire_error_of(error, param_names)
     if not isinstance(error, DeepinfraError | AnswerFailed):

@@ -82,7 +82,8 @@ STATUS: Mapping[str, tuple[int, str, str]] = {
     "not-stored": (404, "invalid_request_error", "not_found"),
     "not-found": (404, "invalid_request_error", "not_found"),
     "method-not-allowed": (405, "invalid_request_error", "method_not_allowed"),
-    "overloaded": (429, "rate_limit_error", "rate_limit_exceeded"),
+    "overloaded": (503, "server_error", "overloaded"),
+    "tenant-full": (429, "rate_limit_error", "rate_limit_exceeded"),
     "rate-limited": (429, "rate_limit_error", "rate_limit_exceeded"),
     "engine-not-running": (503, "server_error", "engine-not-running"),
     "engine-draining": (503, "server_error", "engine-draining"),
@@ -93,13 +94,13 @@ STATUS: Mapping[str, tuple[int, str, str]] = {
     "client-timeout": (408, "server_error", "client-timeout"),
 }
 """Our code to HTTP status, OpenAI's type and code. Where OpenAI has no word for it the code is ours; a code that is
-not listed is a fault of the server (500)."""
+not listed is a fault of the server (500). 429 is the caller's own limit, 503 the server's."""
 
 
 def wire_error(code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> WireError:
     """The wire form of one of our codes, as carried by an exception or by a `Failed` event."""
     status, kind, word = STATUS.get(code, (500, "server_error", code))
-    if status == 429 and retry_after_s is None:
+    if retry_after_s is None and (status == 429 or code == Overloaded.code):
         retry_after_s = 1.0
     told = str.__str__(message)[:_LONGEST]  # a template's own words may be of a kind of string that no JSON takes
     return WireError(status, kind, word, told, param and param[:_LONGEST], retry_after_s, code)

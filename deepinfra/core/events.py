@@ -99,12 +99,16 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """An answer cannot be finished; nothing follows for this choice. `code` is the error's."""
+    """An answer cannot be finished; nothing follows for this choice. `code` is the error's.
+
+    `retry_after_s` is when it is worth asking again, where waiting helps.
+    """
 
     choice: int
     code: str
     message: str
     usage: Usage
+    retry_after_s: float | None = None
 
 
 Event: TypeAlias = TextDelta | ReasoningDelta | ToolStart | ToolArgumentsDelta | ToolEnd | Finished | Failed

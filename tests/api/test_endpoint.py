@@ -373,7 +373,7 @@ async def test_an_engine_that_nobody_entered_says_what_to_write(kit: Any, engine
     assert "lifespan=llm.lifespan" in answer["error"]["message"]
 
 
-async def test_a_full_queue_is_429_with_a_time_to_come_back(kit: Any) -> None:
+async def test_a_full_queue_is_503_with_a_time_to_come_back(kit: Any) -> None:
     executor = kit.Gated(shut=True, max_seqs=1)
     engine = kit.build(executor, max_queue=1)
     async with engine:
@@ -382,9 +382,9 @@ async def test_a_full_queue_is_429_with_a_time_to_come_back(kit: Any) -> None:
             group.start_soon(client.post, CHAT, kit.chat())
             await kit.until(lambda: executor.steps)  # it waits, for the scheduler, until its first step is done
             async with client.request("POST", CHAT, json=kit.chat(stream=True)) as response:
-                assert await response.started() == 429
+                assert await response.started() == 503
                 assert int(response.headers["retry-after"]) >= 1
-                assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
+                assert (await response.json())["error"]["code"] == "overloaded"
             executor.gate.set()
         await kit.settled(engine)
 

@@ -24,6 +24,6 @@ _TYPES: Mapping[int, str] = {
 
 def anthropic_error(error: WireError, request_id: str) -> tuple[int, Json]:
     """Status and body; 529 says that the server cannot take a request now, 429 that its caller made too many."""
-    status = 529 if error.status == 503 or error.cause == "overloaded" else error.status
+    status = 529 if error.status == 503 else error.status
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return status, {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}

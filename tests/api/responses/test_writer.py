@@ -331,5 +331,5 @@ def test_a_failure_before_the_response_was_created_is_an_error_event() -> None:
     frame = ResponseWriter(ECHO, ManualClock()).failed(wire_error("overloaded", "too much"), "req_1")
     EVENTS["error"].model_validate(frame.data)
     assert frame.event == "error"
-    assert frame.data["code"] == "rate_limit_exceeded"
+    assert frame.data["code"] == "overloaded"
     assert frame.data["sequence_number"] == 0
