@@ -12,7 +12,7 @@ from deepinfra.bench.simulate.results import SimulationResult
 
 __all__ = ("MOST_COMPARED", "SAME", "Comparison", "Figure", "Unit", "Verdict", "compare", "document", "summaries")
 
-Unit: TypeAlias = Literal["s", "tok/s", "share", "money", "requests", "times"]
+Unit: TypeAlias = Literal["s", "tok/s", "share", "money", "times"]
 Verdict: TypeAlias = Literal["better", "worse", "same"]
 
 SAME = 0.02

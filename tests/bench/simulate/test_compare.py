@@ -1,15 +1,29 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from deepinfra.bench.simulate.compare import Comparison, compare, summaries
+from deepinfra.bench.simulate.compare import Comparison, compare, document, summaries
 from deepinfra.bench.simulate.report import percentile
 from deepinfra.bench.simulate.results import RequestRow, SimulationResult
 
 Make = Callable[..., SimulationResult]
+
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "simulate.md"
+
+
+def fields(told: object) -> set[str]:
+    """Names of all fields of the document, but not those of maps whose keys are names themselves."""
+    if isinstance(told, dict):
+        maps = ("settings", "outcomes", "hit_rate_by_tier", "cached")
+        return {*told, *(name for key, each in told.items() if key not in maps for name in fields(each))}
+    return {name for each in told for name in fields(each)} if isinstance(told, list) else set()
 
 
 def row(first_s: float, output: int = 10) -> RequestRow:
@@ -71,6 +85,14 @@ def test_shortest_first_is_told_to_be_better_for_the_short(make_result: Make) ->
     assert figure.value == lasts[1]
     assert figure.ratio == lasts[1] / lasts[0]
     assert (figure.verdict, lasts[1] < lasts[0]) == ("better", True)
+
+
+def test_every_field_of_the_document_is_documented(make_result: Make) -> None:
+    told = document([make_result("a"), make_result("b")], price=1.0, rows=True)
+    found = fields(json.loads(json.dumps(told, allow_nan=False)))
+    assert len(found) > 60
+    documented = re.findall(r"`(?:[\w.\[\]]+\.)?(\w+)`", REFERENCE.read_text())
+    assert sorted(found - set(documented)) == []
 
 
 @pytest.mark.parametrize(
