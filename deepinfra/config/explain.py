@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -124,12 +124,25 @@ def _part(blueprint: Blueprint, part: Part[Component], about: str, whose: str = 
                 yield from _beside(blueprint, part, inner, listed)
             continue
         default = f"default of {part.entry.name}"
+        value = getattr(part.options, name)
+        if isinstance(value, Mapping) and any(isinstance(table, BaseModel) for table in value.values()):
+            for table, inner in value.items():
+                yield from _table(blueprint, inner, (*key, table), default)
+            continue
         if name == "model":
             default = "from model"
         elif (part.entry.kind, name) in (("kvstore", "path"), ("scheduler", "timings")):
             default = "default"
         origin = _origin(blueprint, key, default)
         yield Value(".".join(key), dumped[name], origin, info.description or "")
+
+
+def _table(blueprint: Blueprint, model: BaseModel, at: Key, otherwise: str) -> Iterator[Value]:
+    """Keys of one of a part's named tables."""
+    dumped = model.model_dump(mode="json")
+    for name, info in type(model).model_fields.items():
+        key = (*at, name)
+        yield Value(".".join(key), dumped[name], _origin(blueprint, key, otherwise), info.description or "")
 
 
 def _beside(blueprint: Blueprint, part: Part[Component], inner: Part[Component], listed: BaseModel) -> Iterator[Value]:

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -153,11 +153,17 @@ def _without_union_members(model: type[BaseModel], loc: Sequence[str | int]) -> 
     """The path of a value, without which member of its union was tried, as pydantic adds."""
     path: list[str] = []
     table: type[BaseModel] | None = model
+    named = False  # whether the next part names one of many tables, as `team` in `tenants.team.weight`
     for part in loc:
         if isinstance(part, int):
             path.append(str(part))
-        elif table is not None:
+        elif named:
             path.append(part)
+            named = False
+        elif table is not None and part != "[key]":
+            path.append(part)
+            info = table.model_fields.get(part)
+            named = info is not None and get_origin(info.annotation) is Mapping
             table = _table(table, part)
     return tuple(path)
 
@@ -257,8 +263,8 @@ def _file_layer(path: Path) -> Layer:
     return Layer(str(path), values, places)
 
 
-_HEADER = re.compile(r"\s*(\[\[?)\s*([\w.\s\"'-]+?)\s*\]\]?\s*(#.*)?$")
-_ASSIGNMENT = re.compile(r"\s*([\w.\s\"'-]+?)\s*=")
+_HEADER = re.compile(r"\s*(\[\[?)\s*([\w.*\s\"'-]+?)\s*\]\]?\s*(#.*)?$")
+_ASSIGNMENT = re.compile(r"\s*([\w.*\s\"'-]+?)\s*=")
 
 
 def _lines(text: str) -> Iterator[tuple[Key, int]]:
