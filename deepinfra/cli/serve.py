@@ -50,7 +50,7 @@ def serve(
         bool, typer.Option("--log-requests", help="Write a line for each request to standard error; never its text.")
     ] = False,
 ) -> None:
-    """Serve a model with the APIs of OpenAI and Anthropic, until SIGTERM or Ctrl-C.
+    """Serve a model with the APIs of OpenAI and Anthropic, until SIGTERM, Ctrl-C, or the terminal is closed.
 
     The first signal stops new requests, lets running ones finish, and saves their KV; a second one stops at once.
     """
@@ -134,11 +134,16 @@ def _server(app: ASGIApp, listening: anyio.Event) -> Server:
 
 
 async def _first_signal(deadline_s: float) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    stopping = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        stopping.append(signal.SIGHUP)
+    with anyio.open_signal_receiver(*stopping) as signals:
         number = await anext(signals)
-    # From here on the kernel acts on a second signal, however busy the loop is; KV on disk survives that.
+    # From here on the kernel acts on a second signal, however busy the loop is; KV on disk survives that. Not on a
+    # hangup: a terminal that closes sends it more than once, and who is gone asks for nothing more.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _say(f"{number.name}: finishing running requests, {deadline_s:g} s at most; again to stop at once")
 
 

@@ -81,6 +81,27 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(home: Home) -> Non
         assert served.process.wait(timeout=30) == 0
 
 
+def test_a_terminal_that_is_closed_lets_streams_finish_too(home: Home) -> None:
+    with home.serving() as served, streaming(served) as chunks:
+        served.process.send_signal(signal.SIGHUP)
+        assert served.process.stdout.readline().startswith("SIGHUP: finishing")  # type: ignore[union-attr]
+        served.process.send_signal(signal.SIGHUP)  # as many terminals do
+        *_, last, _ = chunks
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert served.process.wait(timeout=30) == 0
+
+
+def test_under_nohup_a_closed_terminal_changes_nothing(home: Home) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which children inherit
+    try:
+        with home.serving() as served:
+            served.process.send_signal(signal.SIGHUP)
+            assert ask(served).status_code == 200
+            assert served.stop()[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_nobody_needs_to_read_what_it_prints_for_streams_to_finish(home: Home) -> None:
     with home.serving() as served, streaming(served) as chunks:
         served.process.stdout.close()  # type: ignore[union-attr]

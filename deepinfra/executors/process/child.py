@@ -36,7 +36,7 @@ __all__ = ("serve_child",)
 def serve_child(executor: Executor, fd: int) -> None:
     """Run `executor` for the parent at the other end of `fd`; returns when the parent says so.
 
-    The whole of a child's `main`: ignores SIGINT and SIGTERM, which are the parent's to act on (a service manager
+    The whole of a child's `main`: ignores SIGINT, SIGTERM and SIGHUP, which are the parent's to act on (a service manager
     sends them to both), and ends the process at once when the parent dies in whatever way. The executor computes on
     this process's main thread: nothing else needs it.
 
@@ -46,6 +46,7 @@ def serve_child(executor: Executor, fd: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.set_inheritable(fd, False)
     with socket.socket(fileno=fd) as sock:
         threading.Thread(target=_end_with_parent, args=(fd, os.getppid()), daemon=True).start()
