@@ -8,7 +8,7 @@ traffic's do, and requests come at random.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import mean
 
@@ -26,6 +26,9 @@ __all__ = ("Checked", "checked")
 
 BLOCK_SIZE = 128
 """Tokens per block."""
+
+SAMPLES = 50
+"""Of how busy the prefill pool is."""
 
 LONGEST = 131_072
 """Most tokens of a simulated sequence."""
@@ -67,7 +70,8 @@ def checked(fleet: Fleet, plan: Plan, *, requests: int = 300, seed: int = 0) -> 
         requests: How many go through each pool.
         seed: Of their lengths and arrivals.
     """
-    prefill = simulate(_prompts(fleet, plan, requests, seed), _prefill(fleet))
+    prompts = _prompts(fleet, plan, requests, seed)
+    prefill = simulate(prompts, replace(_prefill(fleet), interval_s=max(1e-3, prompts[-1].at_s / SAMPLES)))
     decode = simulate(_answers(fleet, plan, requests, seed), _decode(fleet, plan))
     firsts = sorted(row.first_s for row in prefill.requests if row.first_s is not None)
     rows = [row for row in decode.requests if row.first_s is not None and row.output > 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from deepinfra.bench.simulate.plan.fleet import DAY_S, Fleet, Plan
+from deepinfra.bench.simulate.plan.fleets import fleet_named
 from deepinfra.bench.simulate.plan.published import PUBLISHED
 
 __all__ = ("Compared", "compared")
@@ -25,10 +26,12 @@ class Compared(NamedTuple):
 
 
 def compared(name: str, fleet: Fleet, plan: Plan) -> tuple[Compared, ...]:
-    """All that was published about a fleet of that name.
+    """All that was published about a fleet of that name; nothing if it serves another model here.
 
     Where nobody told how many devices there are, what others of its figures say for the same traffic stands in.
     """
+    if fleet.model.name != fleet_named(name).model.name:
+        return ()
     rows = [(each.quantity, each.value, each.source, False) for each in PUBLISHED.get(name, ())]
     told = {quantity: value for quantity, value, _, _ in rows}
     if rows and "devices" not in told:

@@ -60,11 +60,11 @@ def value_text(name: str, value: float) -> str:
     return LABELS[name][1](value)
 
 
-def plan_lines(name: str, fleet: Fleet, plan: Plan, compared: Sequence[Compared]) -> Iterator[str]:
+def plan_lines(fleet: Fleet, plan: Plan, compared: Sequence[Compared]) -> Iterator[str]:
     """The plan, with what was published beside it where there is something."""
     traffic, model = fleet.traffic, fleet.model
     day, prompt, answer = traffic.tokens_day / 1e12, round(traffic.prompt), round(traffic.output)
-    yield f"{name}: {model.name}, {day:g} T tokens a day, {traffic.hit_rate:.1%} of prompts cached"
+    yield f"{model.name}: {day:g} T tokens a day, {traffic.hit_rate:.1%} of prompts cached"
     yield f"prompts of {prompt:,}, answers of {answer:,}, contexts of {traffic.context:,.0f} tokens in the mean"
     for kind, device, layout, limit in (
         ("prefill", fleet.prefill, fleet.prefill_layout, plan.prefill_limit),
@@ -76,12 +76,12 @@ def plan_lines(name: str, fleet: Fleet, plan: Plan, compared: Sequence[Compared]
     for figure, (label, text) in LABELS.items():
         value = getattr(plan, figure)
         told = next((each for each in compared if each.quantity == figure and not each.implied), None)
-        if figure == "usd_million" and not value:
-            continue
+        if (figure == "usd_million" and not value) or (figure == "revenue_usd_hour" and not compared):
+            continue  # nothing is known of what a device costs, or of what tokens of this model are sold for
         rows.append((label, text(value), *_beside(told, text)))
         implied = (each for each in compared if each.quantity == figure and each.implied)
         rows += [(f"  {each.source}", "", *_beside(each, text)) for each in implied]
-    yield from table(rows)
+    yield from table(rows if compared else [row[:2] for row in rows])
 
 
 def checked_lines(plan: Plan, checked: Checked) -> Iterator[str]:
