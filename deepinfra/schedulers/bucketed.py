@@ -94,6 +94,7 @@ class Bucketed(Scheduler):
         self._overtakes = Overtakes(max_overtakes)
         self._queue = Queue(
             lines=len(self.edges) + 1,
+            place=lambda uncached: bucket_of(uncached, self.edges),
             limits=Limits(max_queue, max_queue_tokens, max_queue_s),
             allowance=self._prompts_s,
             patience=self._overtakes.patience,
@@ -163,8 +164,7 @@ class Bucketed(Scheduler):
     def add(self, job: Job) -> None:
         """See `Scheduler.add`."""
         priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, job.priority))
-        line = bucket_of(job.uncached, self.edges)
-        self._queue.add(job, now=self.clock.now(), step=self._step, line=line, priority=priority)
+        self._queue.add(job, now=self.clock.now(), step=self._step, priority=priority)
 
     def finish(self, seq: SeqId) -> None:
         """See `Scheduler.finish`."""

@@ -8,7 +8,10 @@ from typing import NamedTuple
 from deepinfra.core.step import Job
 from deepinfra.schedulers.admission import Ask
 
-__all__ = ("Entry", "Rank", "rank_of")
+__all__ = ("PATIENCE_S", "Entry", "Rank", "rank_of")
+
+PATIENCE_S = 5.0
+"""How long a sequence is left alone in all while nothing more of it gets ready; then it computes what it lacks."""
 
 
 class Rank(NamedTuple):
@@ -37,7 +40,10 @@ class Entry:
         asked: Whether it was chosen to be opened and has not been.
         computed: Positions whose KV it has.
         leaving: Whether it made room for another and has not been told.
-        left_alone_since: Clock when it was first passed over for a load's sake.
+        cached: Tokens that need not be computed, as last seen.
+        left_alone_since: Clock since when it is passed over for its own good; see `sharing`,
+        patience_s: for how long that may go on,
+        most_cached: unless more of it gets ready than ever was.
         parked: Whether it waits for its tenant's limit of running sequences, in no line.
         passed: How often it was passed while it waited, this time or the last; kept by `Overtakes`,
         denied: as is how often others were opened before it because it had no room,
@@ -56,7 +62,10 @@ class Entry:
     asked: bool = False
     computed: int = 0
     leaving: bool = False
+    cached: int = 0
     left_alone_since: float | None = None
+    patience_s: float = PATIENCE_S
+    most_cached: int = 0
     parked: bool = False
     passed: int = 0
     denied: int = 0
@@ -65,7 +74,7 @@ class Entry:
     @property
     def uncached(self) -> int:
         """Tokens to compute if nothing is left of it on the device."""
-        return max(1, self.tokens - self.job.cached)
+        return max(1, self.tokens - self.cached)
 
     def blocks(self, block_size: int) -> int:
         """Blocks to be free before it is opened.

@@ -78,7 +78,7 @@ class Fcfs(Scheduler):
             alone = seats == view.max_seqs
             if seats <= 0 or (blocks > room and not alone) or not grants.give(entry.job.seq, entry.uncached):
                 break
-            entry.asked = True
+            self._queue.choose(entry)
             seats -= 1
             room -= blocks
         return Choice(grants.take(), queue.victims(rows), queue.fetches(view, held), shed + queue.leaving(in_flight))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush, merge
 from itertools import islice
 from math import inf
@@ -21,19 +21,20 @@ from deepinfra.errors import Overloaded, TenantFullError
 from deepinfra.schedulers.admission import Admission, Amount, Ask, Limits
 from deepinfra.schedulers.entry import Entry, Rank, rank_of
 from deepinfra.schedulers.predictor import StepPredictor, percentile
+from deepinfra.schedulers.sharing import Sharing
 from deepinfra.schedulers.tenants import FAIR_STEPS, Account, HasLimits, Tenants
 from deepinfra.schedulers.waits import Waits
 
-__all__ = ("LOAD_PATIENCE_S", "MAX_LOADS", "SCAN", "Queue")
+__all__ = ("MAX_LOADS", "SCAN", "Queue")
 
 MAX_LOADS = 8
 """Loads from the store in flight at once; more would hold staging for sequences that cannot run yet."""
 
-LOAD_PATIENCE_S = 5.0
-"""How long a sequence is left alone for a load's sake; after that it computes those tokens instead."""
-
 SCAN = 64
-"""How far behind a line's head to look past sequences that wait for a load."""
+"""How far behind a line's head to look past sequences that are left alone."""
+
+_HEADS, _SWEEP = 2, 4
+"""Sequences at a line's head, and in turn of all the others, that are counted anew for each step: 10 us for a line."""
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class Queue:
 
     Args:
         lines: How many lines there are to wait in.
+        place: In which of them one with so many tokens to compute waits.
         limits: How much may wait.
         allowance: Seconds that prompts may add to a step whose decoding takes so long, and whether any decodes; asked
             to predict waits.
@@ -66,6 +68,7 @@ class Queue:
         self,
         *,
         lines: int,
+        place: Callable[[int], int] = lambda uncached: 0,
         limits: Limits,
         allowance: Callable[[float, bool], float],
         patience: Callable[[Entry], float] = lambda entry: inf,
@@ -87,6 +90,8 @@ class Queue:
         self._aging = aging
         self._entered, self._left = entered, left
         self._waits = Waits(self, allowance, patience)
+        self._place, self.sharing = place, Sharing(self._recount)
+        self._cursors = [0] * lines
         self._leaving: dict[SeqId, Entry] = {}
         self._arrivals = 0
         self._now = 0.0
@@ -102,7 +107,7 @@ class Queue:
         """How many sequences wait."""
         return self.door.backlog.requests
 
-    def add(self, job: Job, *, now: float, step: float, line: int = 0, priority: int = 0) -> Entry:
+    def add(self, job: Job, *, now: float, step: float, priority: int = 0) -> Entry:
         """Put a new sequence behind all others that count as having come by this step.
 
         Those that make room for it are of a lower priority and behind it in rank, or of a tenant with more waiting;
@@ -130,7 +135,8 @@ class Queue:
         self.tenants.told(job.tenant)
         self._arrivals += 1
         ask = Ask(job.seq, amount, priority, self._arrivals)
-        entry = Entry(job, rank, job.tokens, ask, line, work_s, counts_as)
+        line = self._place(job.uncached)
+        entry = Entry(job, rank, job.tokens, ask, line, work_s, counts_as, cached=job.cached)
         self.entries[job.seq] = entry
         self._now = now
         self._enter(entry)
@@ -331,6 +337,41 @@ class Queue:
         del line[bisect_left(line, entry.rank, key=rank_of)]
         self._left(entry)
 
+    # -- what waiting sequences have left to compute ---------------------------------------------
+
+    def _count_anew(self) -> None:
+        """Look at those next in line and at some of the others; whose length is not what it was may change lines."""
+        for index, line in enumerate(self.lines):
+            at = self._cursors[index] if self._cursors[index] < len(line) else 0
+            self._cursors[index] = at + _SWEEP
+            for entry in (*line[:_HEADS], *line[max(_HEADS, at) : at + _SWEEP]):
+                if self.sharing.look(entry) is not None and self._place(entry.uncached) != index:
+                    self._move(entry, self._place(entry.uncached))
+
+    def _recount(self, entry: Entry, cached: int) -> None:
+        """A waiting sequence has more or less cached than it had."""
+        doors, started = (self.door, self.tenants.account(entry.job.tenant).door), entry.served >= 0
+        counts, before, entry.cached = self._counts[entry.line], entry.ask, cached
+        entry.ask = replace(before, amount=Amount.of(entry.tokens - entry.uncached, entry.uncached))
+        for door in doors:
+            door.leave(before, started=started)
+            door.enter(entry.ask, started=started)
+        counts.backlog = counts.backlog.plus(before.amount, -1).plus(entry.ask.amount)
+
+    def _move(self, entry: Entry, to: int) -> None:
+        """Move a waiting sequence into another line, to the same place in the order."""
+        line, seq = self.lines[entry.line], entry.job.seq
+        del line[bisect_left(line, entry.rank, key=rank_of)]
+        for index, times in ((entry.line, -1), (to, 1)):
+            self._counts[index].backlog = self._counts[index].backlog.plus(entry.ask.amount, times)
+        since = self._since[entry.line].pop(seq)
+        oldest = next(iter(self._since[to].values()), since)
+        self._since[to][seq] = since
+        if since < oldest:
+            self._since[to].move_to_end(seq, last=False)
+        entry.line = to
+        insort(self.lines[to], entry, key=rank_of)
+
     # -- what a plan asks -------------------------------------------------------------------------
 
     def first_waiting(self) -> Rank | None:
@@ -341,6 +382,8 @@ class Queue:
         """A step is about to be chosen."""
         self._now, self.aim = view.now, None
         self._waits.planning(view)
+        self.sharing.planning(view)
+        self._count_anew()
 
     def running(self, view: StepView) -> list[tuple[Entry, RunRow]]:
         """Rows of known sequences that have something to compute, by rank."""
@@ -354,25 +397,25 @@ class Queue:
         Left out are those in `held` (in flight already, or shed) and those left alone: nobody behind waits for a load.
         """
         for entry in islice(self.lines[line], SCAN):
-            if entry.job.seq not in held and not self.left_alone(entry, view):
+            if entry.job.seq not in held and not self.sharing.left_alone(entry):
                 yield entry
 
     def left_alone(self, entry: Entry, view: StepView) -> bool:
-        """Whether a waiting sequence's KV is on its way, or about to be, and not for longer than `LOAD_PATIENCE_S`."""
-        if entry.job.seq not in view.loading and entry.job.seq not in view.fetchable:
-            return False
-        if entry.left_alone_since is None:
-            entry.left_alone_since = view.now
-        return view.now < entry.left_alone_since + LOAD_PATIENCE_S
+        """See `Sharing.left_alone`."""
+        return self.sharing.left_alone(entry)
+
+    def choose(self, entry: Entry) -> None:
+        """A waiting sequence is chosen to be opened."""
+        entry.asked = True
+        self.sharing.choose(entry)
 
     def fetches(self, view: StepView, held: frozenset[SeqId]) -> tuple[SeqId, ...]:
-        """Loads to start, by rank, so that no more than `MAX_LOADS` are in flight."""
+        """Loads to start, by rank, so that no more than `MAX_LOADS` are in flight, and no two bring the same."""
         room = MAX_LOADS - len(view.loading)
         if room <= 0 or not view.fetchable:
             return ()
         front = merge(*(line[:SCAN] for line in self.lines), key=rank_of)
-        wanted = (e.job.seq for e in front if e.job.seq in view.fetchable and e.job.seq not in held)
-        return tuple(islice(wanted, room))
+        return tuple(islice((e.job.seq for e in self.sharing.loads(front) if e.job.seq not in held), room))
 
     def leaving(self, held: frozenset[SeqId]) -> tuple[SeqId, ...]:
         """Sequences that made room for others; named again until they finish."""
@@ -391,7 +434,7 @@ class Queue:
         """The next deadline or end of patience after `now`, if any."""
         times = [time for time, _, _ in self._deadlines[:1]]
         for line in self.lines:
-            times += (e.left_alone_since + LOAD_PATIENCE_S for e in line[:SCAN] if e.left_alone_since is not None)
+            times += (e.left_alone_since + e.patience_s for e in line[:SCAN] if e.left_alone_since is not None)
         later = [time for time in times if time > now]
         return min(later, default=None)
 
