@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from deepinfra.core.cost import StepWork
 from deepinfra.core.ids import SeqId
 from deepinfra.core.step import Grant, RunRow, StepView
 from deepinfra.schedulers.entry import Entry
@@ -36,19 +39,24 @@ class Grants:
         return tuple(Grant(seq, tokens) for seq, tokens in self._given.items())
 
 
-def give_decode(grants: Grants, rows: list[tuple[Entry, RunRow]], *, prefill_waits: bool) -> None:
-    """Grant every sequence that decodes its token, then drafts from what is left.
+def give_decode(grants: Grants, rows: Sequence[tuple[Entry, RunRow]], *, prefill_waits: bool, keep: int) -> StepWork:
+    """Grant every sequence that decodes its token, then drafts from what is left; returns all that.
 
-    If they are more than the step has room for, those served longest ago come first. Drafts get at most half of the
-    rest while a prefill waits: a draft may be wrong, a prompt token is not.
+    If they are more than the step has room for, those served longest ago come first; `keep` tokens are left for a
+    prompt under way. Drafts get at most half of the rest while one waits: a draft may be wrong, a prompt token is not.
     """
     decoding = [(entry, row) for entry, row in rows if row.todo == 1]
-    room = min(grants.tokens, grants.seats)
+    room = min(grants.tokens - keep, grants.seats)
     if len(decoding) > room:
-        chosen = sorted(decoding, key=lambda pair: (pair[0].served, pair[0].rank))[:room]
+        chosen = sorted(decoding, key=lambda pair: (pair[0].served, pair[0].rank))[: max(0, room)]
         decoding = sorted(chosen, key=lambda pair: pair[0].rank)
     for entry, _ in decoding:
         grants.give(entry.job.seq, 1)
     spare = grants.tokens // 2 if prefill_waits else grants.tokens
+    reads = drafts = 0
     for entry, row in decoding:
-        spare -= grants.give(entry.job.seq, min(row.drafts, spare))
+        reads += entry.tokens - 1
+        if row.drafts:
+            given = grants.give(entry.job.seq, min(row.drafts, spare))
+            spare, drafts = spare - given, drafts + given
+    return StepWork(decode_rows=len(decoding), decode_reads=reads, drafts=drafts)

@@ -41,6 +41,21 @@ class FcfsOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    step_budget_s: float | None = Field(
+        0.25, gt=0.0, description="Aim for a step's seconds; null: steps are filled up to the executor's limit."
+    )
+    itl_target_s: float | None = Field(
+        None,
+        gt=0.0,
+        description="Aim for the seconds between two tokens of a stream; null: the step's budget is the only aim.",
+    )
+    decode_share: float = Field(
+        0.25,
+        ge=0.0,
+        le=0.9,
+        description="Part of the predicted time that decoding keeps in any 8 steps with something to decode; "
+        "0 protects nothing.",
+    )
     max_queue: int = Field(4096, ge=1, description="Waiting sequences beyond which new ones are refused.")
     max_queue_tokens: int | None = Field(
         None, ge=1, description="Prompt tokens without cache that may wait; null: no limit."
@@ -49,6 +64,11 @@ class FcfsOptions(BaseModel):
         300.0, gt=0.0, description="Predicted seconds of prompts that may wait; null: no limit."
     )
     tenants: Tenants = Field({}, description='What each tenant may have; `"*"` is for those not named.')
+    timings: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder in which measured step times are kept for the next start; null keeps none.",
+    )
 
 
 class BucketedOptions(BaseModel):
@@ -58,12 +78,19 @@ class BucketedOptions(BaseModel):
 
     edges: tuple[int, ...] = Field(DEFAULT_EDGES, description="Uncached tokens at which the further buckets begin.")
     step_budget_s: float | None = Field(
-        0.25,
+        0.25, gt=0.0, description="Aim for a step's seconds; null: steps are filled up to the executor's limit."
+    )
+    itl_target_s: float | None = Field(
+        None,
         gt=0.0,
-        description="Aim for a step's seconds, 4 times it for a lone sequence; null: no aim.",
+        description="Aim for the seconds between two tokens of a stream; null: the step's budget is the only aim.",
     )
     decode_share: float = Field(
-        0.25, ge=0.0, le=0.9, description="Part of a step's predicted time that decoding keeps; 0 protects nothing."
+        0.25,
+        ge=0.0,
+        le=0.9,
+        description="Part of the predicted time that decoding keeps in any 8 steps with something to decode; "
+        "0 protects nothing.",
     )
     max_queue: int = Field(4096, ge=1, description="Waiting sequences beyond which new ones are refused.")
     max_queue_tokens: int | None = Field(

@@ -7,18 +7,24 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from deepinfra.core.cost import Sample, StepCost, StepWork
+import anyio
 
-__all__ = ("Timings",)
+from deepinfra.core.cost import Sample, StepCost, StepWork
+from deepinfra.interfaces.given import Offload
+from deepinfra.schedulers.predictor import MEMORY, StepPredictor
+
+__all__ = ("Timings", "kept")
 
 _log = logging.getLogger("deepinfra.schedulers")
 
 _FORMAT = 1
 _MOST_NBYTES = 1 << 20
 _MOST, _LEAST_S = 1e15, 1e-6
+_SAVE_EVERY_S = 60.0
 
 
 class Timings:
@@ -88,3 +94,42 @@ def _sample(step: Sequence[float]) -> Sample:
         raise ValueError(f"{step!r} has a number that no step has")
     chunk_tokens, chunk_reads, decode_rows, decode_reads, drafts = work
     return Sample(StepWork(int(chunk_tokens), chunk_reads, int(decode_rows), decode_reads, int(drafts)), seconds)
+
+
+@asynccontextmanager
+async def kept(predictor: StepPredictor, timings: Timings | None, offload: Offload) -> AsyncGenerator[None]:
+    """Restore what a predictor learned in an earlier life, and save it every minute and at the end.
+
+    A life of fewer than `MEMORY` steps leaves the file as it is.
+    """
+    if timings is None:
+        yield
+        return
+    if not predictor.learned:
+        predictor.restore(await offload(timings.load))
+    saved = 0
+
+    async def save() -> None:
+        nonlocal saved
+        if predictor.cost is not None and predictor.learned - saved >= MEMORY:
+            saved = predictor.learned
+            await offload(timings.save, predictor.cost, tuple(predictor.samples))
+
+    async def save_now_and_then() -> None:
+        while True:
+            await anyio.sleep(_SAVE_EVERY_S)
+            await save()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(save_now_and_then)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await save()
+    except BaseExceptionGroup as group:  # what was raised inside leaves as itself
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from group.exceptions[0].__cause__

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import isinf
+from math import inf
 
 from deepinfra.core.cost import StepCost
 from deepinfra.core.step import StepView
-from deepinfra.schedulers.overtaking import Overtakes
-from deepinfra.schedulers.entry import Entry
+from deepinfra.schedulers.entry import Entry, Rank
 from deepinfra.schedulers.grants import Grants
+from deepinfra.schedulers.overtaking import Overtakes
+from deepinfra.schedulers.pacing import Allowance
 
-__all__ = ("MIN_CHUNK", "Chunk", "Lane", "Turns", "chunk_work")
-
-MIN_CHUNK = 16
-"""Prompt tokens that a step with a prompt computes at least, however late it is: prefill never stops."""
-
-_BY_TOKENS = StepCost(chunk_token=1.0)
-"""Stands in for a cost that is not known: a second is a token."""
+__all__ = ("Chunk", "Lane", "Turns", "chunk_work")
 
 
 def chunk_work(cost: StepCost | None, start: int, length: int) -> float:
@@ -27,6 +22,15 @@ def chunk_work(cost: StepCost | None, start: int, length: int) -> float:
     if cost is None or cost.chunk_token <= 0.0:
         return float(length)
     return length * (1.0 + cost.chunk_read / cost.chunk_token * (start + 0.5 * length))
+
+
+def pay(credit: list[float], line: int, work: float, most: float) -> None:
+    """Charge a lane for work of which each lane has earned an equal part, whether it had something to do or not.
+
+    A lane saves, or owes, no more than `most`.
+    """
+    for other, saved in enumerate(credit):
+        credit[other] = max(-most, min(most, saved + work / len(credit) - (work if other == line else 0.0)))
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +41,11 @@ class Chunk:
     start: int
     todo: int
 
+    @classmethod
+    def first(cls, entry: Entry) -> Chunk:
+        """Of a waiting sequence."""
+        return cls(entry, entry.tokens - entry.uncached, entry.uncached)
+
 
 class Lane:
     """One bucket during one plan: prefills under way, then waiting sequences, of which `head` is the first."""
@@ -46,10 +55,22 @@ class Lane:
         self._waiting = waiting
         self.head = next(waiting, None)
 
+    @property
+    def first(self) -> Entry | None:
+        """Whose turn it is, if that passes nobody."""
+        return self.begun[0].entry if self.begun else self.head
+
+    def first(self, ready: Callable[[Entry], bool]) -> Entry | None:
+        """The first waiting sequence that still is ready, after others were chosen."""
+        while self.head is not None and not ready(self.head):
+            self.head = next(self._waiting, None)
+        return self.head
+
     def open(self, chunk: Chunk) -> None:
-        """The head is chosen; its chunk is now under way."""
+        """A waiting sequence is chosen; its chunk is now under way."""
         self.begun.append(chunk)
-        self.head = next(self._waiting, None)
+        if self.head is chunk.entry:
+            self.head = next(self._waiting, None)
 
 
 class Turns:
@@ -58,14 +79,13 @@ class Turns:
     Args:
         view: The step's limits.
         grants: Where chunks are granted.
+        allowance: What prompts may have of the step.
         lanes: One per bucket.
-        work: Work that each lane has had; counted on here.
-        cost: Predicted cost of tokens, if known.
-        seconds: What all chunks together may add to the step.
+        credit: See `pay`; counted on here.
         room: Blocks that sequences to be opened may use.
         overtakes: Who must be opened next.
-        in_flight: Sequences opened in steps whose report has not come: each may have passed someone.
         ready: Whether a waiting sequence could be opened, room aside.
+        choose: Told of each that is chosen to be opened; others may not be ready after that.
     """
 
     def __init__(
@@ -73,97 +93,98 @@ class Turns:
         *,
         view: StepView,
         grants: Grants,
+        allowance: Allowance,
         lanes: list[Lane],
-        work: list[float],
-        cost: StepCost | None,
-        seconds: float,
+        credit: list[float],
         room: int,
         overtakes: Overtakes,
-        in_flight: int,
         ready: Callable[[Entry], bool],
+        choose: Callable[[Entry], None],
     ) -> None:
-        known = cost is not None and (cost.chunk_token > 0.0 or cost.chunk_read > 0.0) and not isinf(seconds)
-        self._cost = cost if known and cost is not None else _BY_TOKENS
-        self._left = seconds if known else float(grants.tokens)
-        self._view, self._grants, self._lanes, self._work = view, grants, lanes, work
+        self._view, self._grants, self._allowance, self._lanes, self._credit = view, grants, allowance, lanes, credit
         self._seats = view.max_seqs - len(view.running)
-        self._room, self._overtakes, self._ready = room, overtakes, ready
-        self._passes = in_flight
+        self._room, self._overtakes, self._ready, self._choose = room, overtakes, ready, choose
         self._opened: set[Entry] = set()
-        self._must = True
 
     def take(self) -> None:
         """Give chunks until nothing more fits."""
-        active = [line for line, lane in enumerate(self._lanes) if lane.begun or lane.head]
+        active = [line for line, lane in enumerate(self._lanes) if lane.first]
         while active and self._grants.tokens:
-            line = min(active, key=lambda i: (self._work[i], i))
-            if not self._turn(line, self._left / len(active)):
+            line = self._next(active)
+            if not self._turn(line) or not self._lanes[line].first:
                 active.remove(line)
 
-    def _turn(self, line: int, seconds: float) -> bool:
-        """Give a lane's next sequence a chunk of about `seconds`."""
+    def _next(self, active: list[int]) -> int:
+        """The shortest of those that have had less than their share, or else the one that would be first in order."""
+        owed = (line for line in active if self._credit[line] >= 0.0)
+        line = next(owed, None)
+        return min(active, key=self._rank) if line is None else line
+
+    def _rank(self, line: int) -> Rank:
+        first = self._lanes[line].first
+        assert first is not None
+        return first.rank
+
+    def _turn(self, line: int) -> bool:
+        """Give a lane's next sequence a chunk."""
         lane = self._lanes[line]
-        due = self._first_due()
-        # One that is due is opened beside the prefill under way in its lane, or all lanes would wait for that.
-        begun = lane.begun[0] if lane.begun else None
-        newcomer = self._newcomer(lane, due) if begun is None or (due is not None and due.line == line) else None
-        chunk = newcomer or begun
+        newcomer = self._newcomer(line)
+        chunk = newcomer or (lane.begun[0] if lane.begun else None)
         if chunk is None:
             return False
-        length = self._length(chunk, seconds)
-        length = self._grants.give(chunk.entry.job.seq, length) if length else 0
+        length = self._allowance.give(self._grants, chunk.entry.job.seq, chunk.start, chunk.todo)
         if not length:
             return False
         if newcomer is not None:
             self._open(lane, newcomer)
-        spent = self._cost.chunk_token * length + self._cost.chunk_read * length * (chunk.start + 0.5 * length)
-        self._left = max(0.0, self._left - spent)
-        self._work[line] += chunk_work(self._cost, chunk.start, length)
-        self._must = False
+        pay(self._credit, line, chunk_work(self._allowance.cost, chunk.start, length), self._view.max_step_tokens)
         chunk.start, chunk.todo = chunk.start + length, chunk.todo - length
         if not chunk.todo:
             lane.begun.remove(chunk)
         return True
 
-    def _length(self, chunk: Chunk, seconds: float) -> int:
-        """Tokens for one turn: what fits into it, at least `MIN_CHUNK` if the step has room or none was given yet."""
-        length = min(chunk.todo, self._cost.tokens_within(seconds, chunk.start))
-        least = min(chunk.todo, max(MIN_CHUNK, self._view.grid))
-        if length >= least:
-            return length if length == chunk.todo else length - length % self._view.grid
-        fits = self._cost.tokens_within(self._left, chunk.start) >= least
-        return least if fits or self._must else 0
+    def _newcomer(self, line: int) -> Chunk | None:
+        """Whom a lane may open now, if that passes nobody it must not: one that must be next, or else its first.
 
-    def _first_due(self) -> Entry | None:
-        """The waiting sequence that nothing behind it may be opened before, if any.
-
-        One without room is no reason to hold the others back, until it is starved.
+        One that must be next is opened beside the prefill under way in its lane, or all would wait for that.
         """
-        for entry in self._overtakes.due(self._passes):
-            if entry in self._opened or not self._ready(entry):
-                continue
-            if self._fits(entry) or self._overtakes.starved(entry):
-                return entry
-        return None
+        if not self._seats:
+            return None
+        overdue = self._overdue()
+        if overdue is not None:
+            return Chunk.first(overdue) if overdue.line == line and self._fits(overdue) else None
+        lane, due = self._lanes[line], self._due()
+        head = lane.first(self._ready)
+        if head is None or not self._fits(head) or (lane.begun and (due is None or due.line != line)):
+            return None
+        return None if due is not None and due.rank < head.rank else Chunk.first(head)
 
-    def _newcomer(self, lane: Lane, due: Entry | None) -> Chunk | None:
-        """The first waiting sequence of a lane, if there is a seat and room for it and it passes nobody it must not."""
-        entry = lane.head
-        if entry is None or not self._seats or not self._fits(entry):
-            return None
-        if due is not None and due.rank < entry.rank:
-            return None
-        return Chunk(entry, entry.tokens - entry.uncached, entry.uncached)
+    def _overdue(self) -> Entry | None:
+        """The oldest of those that nothing that came later may be opened before."""
+        return next(filter(self._holds_back, self._overtakes.overdue()), None)
+
+    def _due(self) -> Entry | None:
+        """The first of those that nothing behind may be opened before."""
+        return next(filter(self._holds_back, self._overtakes.due()), None)
+
+    def _holds_back(self, entry: Entry) -> bool:
+        """Whether others wait for a sequence: one without room is no reason, until it is starved."""
+        if entry in self._opened or not self._ready(entry):
+            return False
+        return self._fits(entry) or self._overtakes.starved(entry)
 
     def _open(self, lane: Lane, chunk: Chunk) -> None:
+        entry, size = chunk.entry, self._view.block_size
+        self._overtakes.passing(entry, inf if self._alone else (self._room - 1) * size)
         self._seats -= 1
-        self._room -= chunk.entry.blocks(self._view.block_size)
-        chunk.entry.asked = True
-        self._opened.add(chunk.entry)
+        self._room -= entry.blocks(size)
+        self._choose(entry)
+        self._opened.add(entry)
         lane.open(chunk)
-        first = min((other.head.rank for other in self._lanes if other.head), default=None)
-        self._passes += first is not None and first < chunk.entry.rank
+
+    @property
+    def _alone(self) -> bool:
+        return self._seats == self._view.max_seqs
 
     def _fits(self, entry: Entry) -> bool:
-        alone = self._seats == self._view.max_seqs
-        return alone or entry.blocks(self._view.block_size) <= self._room
+        return self._alone or entry.blocks(self._view.block_size) <= self._room

@@ -77,11 +77,17 @@ def test_a_step_of_prompts_ends_within_its_budget():
     assert COST.seconds(StepWork().chunk(0, grant.max_tokens)) == pytest.approx(0.2, rel=0.05)
 
 
-def test_a_lone_prompt_may_take_four_budgets():
+def test_a_lone_prompt_may_end_in_a_step_of_two_budgets():
     scheduler = taught(step_budget_s=0.05)
-    scheduler.add(Job(1, 5000, 0, 1, 0.0))
+    scheduler.add(Job(1, 85, 0, 1, 0.0))
+    assert scheduler.plan(view()).run[0].max_tokens == 85
+
+
+def test_a_lone_prompt_that_would_not_end_takes_one_budget():
+    scheduler = taught(step_budget_s=0.05)
+    scheduler.add(Job(1, 95, 0, 1, 0.0))
     (grant,) = scheduler.plan(view()).run
-    assert COST.seconds(StepWork().chunk(0, grant.max_tokens)) == pytest.approx(0.2, rel=0.05)
+    assert COST.seconds(StepWork().chunk(0, grant.max_tokens)) == pytest.approx(0.05, rel=0.05)
 
 
 def test_without_a_budget_a_step_is_filled():
