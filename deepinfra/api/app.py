@@ -68,6 +68,7 @@ def asgi(
     max_stored: int = 10_000,
     max_stored_nbytes: int = 256 * 1024 * 1024,
     stored_ttl_s: float = 24 * 3600.0,
+    tenant_metrics: bool = False,
     clock: Clock | None = None,
     offload: Offload | None = None,
 ) -> App:
@@ -91,6 +92,7 @@ def asgi(
             tenant that holds the most goes.
         max_stored_nbytes: Most bytes of them.
         stored_ttl_s: How long after its last use one is kept, in seconds.
+        tenant_metrics: Tell each tenant's numbers by its name on `/metrics`, which needs no key.
         clock: Time for `created`, the date in prompts, limits of keys and the access log.
         offload: Threads for parsing large bodies.
 
@@ -123,7 +125,7 @@ def asgi(
             endpoint("/v1/messages", MESSAGES),
             _count_route(engines, door),
             *model_routes(engines, int(clock.wall())),
-            *probe_routes(engines),
+            *probe_routes(engines, tenant_metrics=tenant_metrics),
         ],
         middleware=_middleware(clock, keys, cors_origins),
         exception_handlers={HTTPException: _http_error, Exception: _server_error},

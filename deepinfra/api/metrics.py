@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from deepinfra.core.kv import KVStats, TierStats
+from deepinfra.core.step import TenantStats
 from deepinfra.engine import Engine
 from deepinfra.engine.stats import EngineStats, HistogramSnapshot, PoolStats
 
@@ -63,12 +65,51 @@ _TIER_GAUGES = (
     ("waiting_bytes", "Bytes of these.", "waiting_nbytes"),
 )
 
+_SCHEDULER_COUNTERS = (("steps_learned", "Steps from which the scheduler learned how long steps take.", "learned"),)
+
+_SCHEDULER_GAUGES = (
+    ("backlog_tokens", "Prompt tokens without cache of sequences that wait.", "backlog_tokens"),
+    ("backlog_seconds", "Predicted seconds that computing these takes.", "backlog_s"),
+    ("overtakes_bound", "How often a waiting sequence that has room may be passed.", "max_overtakes"),
+    ("wait_steps_bound", "Steps after which a waiting sequence that has room is first.", "max_wait_steps"),
+)
+
+_BUCKET_COUNTERS = (
+    ("bucket_opened", "Sequences opened, by the uncached tokens from which their bucket begins.", "opened"),
+    ("bucket_overtaken", "How often waiting sequences of a bucket were passed.", "overtaken"),
+    ("bucket_tokens", "Prompt tokens of a bucket computed.", "tokens"),
+    ("bucket_predicted_seconds", "Seconds that these were predicted to take.", "predicted_s"),
+)
+
+_BUCKET_GAUGES = (
+    ("bucket_waiting", "Sequences of a bucket that wait.", "waiting"),
+    ("bucket_waiting_tokens", "Prompt tokens without cache of these.", "waiting_tokens"),
+    ("bucket_oldest_seconds", "How long the one waits that has waited longest.", "oldest_s"),
+    ("bucket_overtaken_most", "How often the one was passed that was passed most often.", "overtaken_most"),
+)
+
+_TENANT_COUNTERS = (
+    ("tenant_opened", "Sequences opened, by tenant; `*` are those not told one by one.", "opened"),
+    ("tenant_refused", "Sequences of a tenant not admitted.", "refused"),
+    ("tenant_shed", "Waiting sequences of a tenant ended so that others had room.", "shed"),
+    ("tenant_served_seconds", "Predicted seconds of work of a tenant's sequences that were opened.", "served_s"),
+)
+
+_TENANT_GAUGES = (
+    ("tenant_waiting", "Sequences of a tenant that wait.", "waiting"),
+    ("tenant_waiting_tokens", "Prompt tokens without cache of these.", "waiting_tokens"),
+    ("tenant_running", "Sequences of a tenant that run.", "running"),
+)
+
 
 class EngineCollector(Collector):
-    """Turns `Engine.stats()` into metric families, one label `model` per engine, one `pool` where pools differ."""
+    """Turns `Engine.stats()` into metric families, one label `model` per engine, one `pool` where pools differ.
 
-    def __init__(self, engines: Mapping[str, Engine]) -> None:
-        self._engines = engines
+    Tenants are told by name if so wanted, all together as `*` if not.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine], *, tenants: bool) -> None:
+        self._engines, self._tenants = engines, tenants
 
     def collect(self) -> Iterator[Family]:
         """See prometheus_client."""
@@ -78,13 +119,13 @@ class EngineCollector(Collector):
         yield from _pools(pools)
         yield from _stores(pools)
         yield from _tiers(pools)
-        yield from _schedulers(pools)
+        yield from _schedulers(pools, by_name=self._tenants)
 
 
-def registry(engines: Mapping[str, Engine]) -> CollectorRegistry:
+def registry(engines: Mapping[str, Engine], *, tenants: bool = False) -> CollectorRegistry:
     """A registry of its own, so that several applications live in one process."""
     own = CollectorRegistry(auto_describe=False)
-    own.register(EngineCollector(engines))
+    own.register(EngineCollector(engines, tenants=tenants))
     return own
 
 
@@ -207,35 +248,72 @@ def _held(
     yield from (held, records, events, written, amplification, processes, erasures)
 
 
-def _schedulers(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
+def _schedulers(pools: Iterable[tuple[str, PoolStats]], *, by_name: bool) -> Iterator[Family]:
     labels = ("model", "pool")
-    learned = CounterMetricFamily(
-        "deepinfra_steps_learned", "Steps from which the scheduler learned how long steps take.", labels=labels
-    )
+    found = [((model, pool.name), pool.scheduler) for model, pool in pools]
+    yield from _families(labels, found, _SCHEDULER_COUNTERS, _SCHEDULER_GAUGES)
     error = GaugeMetricFamily(
         "deepinfra_step_prediction_error",
         "Relative error of the latest predicted step times, as median and 95th percentile.",
         labels=(*labels, "quantile"),
     )
-    tokens = GaugeMetricFamily(
-        "deepinfra_backlog_tokens", "Prompt tokens without cache of sequences that wait.", labels=labels
+    refused = CounterMetricFamily(
+        "deepinfra_refused",
+        "Sequences not admitted, by whose limit they met: the `server`'s or their `tenant`'s own.",
+        labels=(*labels, "limit"),
     )
-    seconds = GaugeMetricFamily(
-        "deepinfra_backlog_seconds", "Predicted seconds that computing these takes.", labels=labels
+    shed = CounterMetricFamily(
+        "deepinfra_shed",
+        "Waiting sequences ended, by why: others had to get in (`overload`), or it was too late (`deadline`).",
+        labels=(*labels, "reason"),
     )
-    refused = CounterMetricFamily("deepinfra_refused", "Sequences not admitted.", labels=labels)
-    shed = CounterMetricFamily("deepinfra_shed", "Waiting sequences ended so that others had room.", labels=labels)
-    for model, pool in pools:
-        found = pool.scheduler
-        tokens.add_metric((model, pool.name), found.backlog_tokens)
-        seconds.add_metric((model, pool.name), found.backlog_s)
-        refused.add_metric((model, pool.name), found.refused)
-        shed.add_metric((model, pool.name), found.shed)
-        learned.add_metric((model, pool.name), found.learned)
-        for quantile, value in (("0.5", found.error_median), ("0.95", found.error_p95)):
+    seconds = CounterMetricFamily(
+        "deepinfra_aimed_step_seconds",
+        "Seconds of steps with prompts that had an aim: what they were allowed (`budget`), predicted and measured.",
+        labels=(*labels, "what"),
+    )
+    for values, stats in found:
+        for quantile, value in (("0.5", stats.error_median), ("0.95", stats.error_p95)):
             if value is not None:
-                error.add_metric((model, pool.name, quantile), value)
-    yield from (learned, error, tokens, seconds, refused, shed)
+                error.add_metric((*values, quantile), value)
+        refused.add_metric((*values, "server"), stats.refused - stats.refused_by_tenant)
+        refused.add_metric((*values, "tenant"), stats.refused_by_tenant)
+        shed.add_metric((*values, "overload"), stats.shed)
+        shed.add_metric((*values, "deadline"), stats.expired)
+        told = (("budget", stats.budget_s), ("predicted", stats.predicted_s), ("measured", stats.measured_s))
+        for what, sum_s in told:
+            seconds.add_metric((*values, what), sum_s)
+    yield from (error, refused, shed, seconds)
+    buckets = [((*values, str(bucket.least)), bucket) for values, stats in found for bucket in stats.buckets]
+    yield from _families((*labels, "bucket"), buckets, _BUCKET_COUNTERS, _BUCKET_GAUGES)
+    tenants = [
+        ((*values, tenant.tenant), tenant)
+        for values, stats in found
+        for tenant in (stats.tenants if by_name else (_together(stats.tenants),))
+    ]
+    yield from _families((*labels, "tenant"), tenants, _TENANT_COUNTERS, _TENANT_GAUGES)
+
+
+def _together(tenants: Iterable[TenantStats]) -> TenantStats:
+    sums = [sum(numbers) for numbers in zip(*(tenant[1:] for tenant in tenants), strict=True)]
+    return TenantStats("*", *sums)
+
+
+def _families(
+    labels: tuple[str, ...],
+    found: Sequence[tuple[tuple[str, ...], NamedTuple]],
+    counters: Iterable[tuple[str, str, str]],
+    gauges: Iterable[tuple[str, str, str]],
+) -> Iterator[Family]:
+    """One family per (name, text, field); a field that is `None` is left out."""
+    for kind, described in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+        for name, text, field in described:
+            family = kind(f"deepinfra_{name}", text, labels=labels)
+            for values, stats in found:
+                value = getattr(stats, field)
+                if value is not None:
+                    family.add_metric(values, value)
+            yield family
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: tuple[str, ...], snapshot: HistogramSnapshot) -> None:

@@ -15,9 +15,9 @@ from deepinfra.engine import Engine
 __all__ = ("probe_routes",)
 
 
-def probe_routes(engines: Mapping[str, Engine]) -> list[Route]:
+def probe_routes(engines: Mapping[str, Engine], *, tenant_metrics: bool) -> list[Route]:
     """`/health`, `/ready` and `/metrics`; all answer at once, whatever the load."""
-    metrics_registry = registry(engines)
+    metrics_registry = registry(engines, tenants=tenant_metrics)
 
     async def health(request: Request) -> Response:
         """Whether this process should be left alone: 503 only if an engine cannot recover."""

@@ -76,6 +76,9 @@ class ApiSettings(BaseModel):
     max_stored: int = Field(default=10_000, ge=0, description="most answers of /v1/responses kept for later requests")
     max_stored_nbytes: int = Field(default=256 * 2**20, ge=0, description="most bytes of them")
     stored_ttl_s: float = Field(default=24 * 3600.0, gt=0, description="how long after its last use one is kept")
+    tenant_metrics: bool = Field(
+        default=False, description="tell each tenant's numbers by its name on `/metrics`, which needs no key"
+    )
 
 
 class ServerSettings(BaseModel):
