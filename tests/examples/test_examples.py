@@ -19,6 +19,7 @@ from deepinfra.testing import SchedulerConformance
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SERVERS = {"minimal_server.py": "/v1", "mount_fastapi.py": "/llm/v1", "mount_starlette.py": "/llm/v1"}
 SCRIPTS = {
+    "choose_route.py": r"any replica: .* chats, .*\none for long: .*\nchosen: one for long\n",
     "custom_scheduler.py": r"(?=.*The capital of France is' Paris)(?=.*Once upon a time',).*",
     "typed_markers.py": r".*assistant turns: 1 here, 2 when the same text is tokenised naively\n",
     "sliding_windows.py": r".*\n708 .* 704 on disk; so far 1 windows restored, 0 .*\n430 .* 156 rows .* again\n",
