@@ -20,6 +20,7 @@ from deepinfra.errors import ConfigError
 from deepinfra.testing.traces import TRACE_BLOCK_TOKENS, TraceRequest, agent_trace
 
 __all__ = (
+    "CHATS_AND_DOCUMENTS",
     "LEAST_VOCABULARY",
     "Arrival",
     "LengthClass",
