@@ -9,11 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
-from deepinfra.core.buckets import DEFAULT_EDGES, bucket_of
 from deepinfra.core.ids import SeqId
 from deepinfra.core.step import Backlog, Choice, Job, RunRow, SchedulerStats, StepReport, StepView
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers.admission import Limits
+from deepinfra.schedulers.edges import Edges
 from deepinfra.schedulers.entry import Entry
 from deepinfra.schedulers.grants import Grants
 from deepinfra.schedulers.overtaking import Overtakes
@@ -47,7 +47,8 @@ class Bucketed(Scheduler):
     `aging_steps`, is opened before all that came later, as soon as it has room.
 
     Args:
-        edges: Uncached tokens at which the second and further buckets begin.
+        edges: Uncached tokens at which the second and further buckets begin; `None` learns three, see `edges`. A
+            sequence that waits when they move stays where it is.
         step_budget_s: Aim for a step's seconds; `None` fills steps up to the executor's token limit.
         itl_target_s: Aim for the time between two tokens of a stream; `None` is the step's budget.
         decode_share: Part of the predicted time that decoding keeps in any few steps in which something decodes; 0
@@ -65,7 +66,7 @@ class Bucketed(Scheduler):
     def __init__(
         self,
         *,
-        edges: Sequence[int] = DEFAULT_EDGES,
+        edges: Sequence[int] | None = None,
         step_budget_s: float | None = 0.25,
         itl_target_s: float | None = None,
         decode_share: float = 0.25,
@@ -77,14 +78,14 @@ class Bucketed(Scheduler):
         tenants: Mapping[str, HasLimits] = MappingProxyType({}),
         timings: str | Path | None = None,
     ) -> None:
-        self.edges = tuple(edges)
+        self.edges = Edges(edges)
         self.max_overtakes = max_overtakes
         self.max_wait_steps = (2 * MAX_PRIORITY + FAIR) * aging_steps
         self._pacing = Pacing(step_budget_s, itl_target_s, decode_share)
         self._overtakes = Overtakes(max_overtakes, self.max_wait_steps)
         self._queue = Queue(
             lines=len(self.edges) + 1,
-            place=lambda uncached: bucket_of(uncached, self.edges),
+            place=self.edges.bucket,
             limits=Limits(max_queue, max_queue_tokens, max_queue_s),
             allowance=self._pacing.prompts_s,
             patience=self._overtakes.left,
@@ -112,8 +113,13 @@ class Bucketed(Scheduler):
 
     def stats(self) -> SchedulerStats:
         """See `Scheduler.stats`."""
-        stats = self._queue.stats(self.edges)
-        return stats._replace(max_overtakes=self.max_overtakes, max_wait_steps=self.max_wait_steps)
+        stats = self._queue.stats(self.edges.now)
+        told = (self._overtakes.told(line, *entries) for line, entries in enumerate(self._queue.lines))
+        buckets = tuple(
+            bucket._replace(overtaken=times, overtaken_most=most)
+            for bucket, (times, most) in zip(stats.buckets, told, strict=True)
+        )
+        return stats._replace(buckets=buckets, max_overtakes=self.max_overtakes, max_wait_steps=self.max_wait_steps)
 
     def backlog(self) -> Backlog:
         """See `Scheduler.backlog`."""
@@ -125,6 +131,7 @@ class Bucketed(Scheduler):
         """See `Scheduler.add`."""
         priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, job.priority))
         self._queue.add(job, now=self.clock.now(), step=self._step, priority=priority)
+        self.edges.saw(job.uncached)
 
     def finish(self, seq: SeqId) -> None:
         """See `Scheduler.finish`."""

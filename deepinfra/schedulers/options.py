@@ -8,8 +8,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from deepinfra.core.buckets import DEFAULT_EDGES
-
 __all__ = ("BucketedOptions", "FcfsOptions", "TenantOptions")
 
 
@@ -76,7 +74,9 @@ class BucketedOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    edges: tuple[int, ...] = Field(DEFAULT_EDGES, description="Uncached tokens at which the further buckets begin.")
+    edges: tuple[int, ...] | None = Field(
+        None, description="Uncached tokens at which the further buckets begin; null: learned from recent prompts."
+    )
     step_budget_s: float | None = Field(
         0.25, gt=0.0, description="Aim for a step's seconds; null: steps are filled up to the executor's limit."
     )
@@ -113,7 +113,7 @@ class BucketedOptions(BaseModel):
 
     @field_validator("edges")
     @classmethod
-    def _ascending(cls, edges: tuple[int, ...]) -> tuple[int, ...]:
-        if any(edge < 1 for edge in edges) or any(a >= b for a, b in pairwise(edges)):
+    def _ascending(cls, edges: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if edges and (edges[0] < 1 or any(a >= b for a, b in pairwise(edges))):
             raise ValueError("edges must be positive and ascending")
         return edges

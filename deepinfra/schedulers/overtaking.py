@@ -47,6 +47,7 @@ class Overtakes:
         self.limit, self._patience = limit, patience
         self._parts: list[_Part] = []
         self._since: OrderedDict[Entry, int] = OrderedDict()
+        self._told: dict[int, tuple[int, int]] = {}
         self.step = 0
 
     # -- who waits --------------------------------------------------------------------------------
@@ -62,6 +63,7 @@ class Overtakes:
         del self._since[entry]
         if entry.counted:
             self._remove(entry)
+        self._told[entry.line] = self.told(entry.line, entry)
 
     def count(self, entry: Entry, *, ready: bool) -> None:
         """Whether passing a waiting sequence counts from now on: not while it is left alone for a load's sake."""
@@ -104,6 +106,12 @@ class Overtakes:
         """Index of the first part that ends at or behind a rank."""
         return bisect_left(self._parts, rank, key=lambda part: part.entries[-1].rank)
 
+    def told(self, line: int, *more: Entry) -> tuple[int, int]:
+        """How often sequences of a line were passed that wait no longer, or are `more`, and the most of one."""
+        times, most = self._told.get(line, (0, 0))
+        passed = [self.passed(entry) for entry in more]
+        return times + sum(passed), max((most, *passed))
+
     # -- who passes whom --------------------------------------------------------------------------
 
     def passing(self, entry: Entry, room: float) -> None:
@@ -131,11 +139,14 @@ class Overtakes:
         """How many may still pass a waiting sequence before it is due."""
         return self.limit - self.passed(entry)
 
-    def due(self) -> Iterator[Entry]:
-        """Sequences that nothing behind them may pass, by rank."""
+    def due(self, room: float) -> list[Entry]:
+        """Sequences that nothing behind may pass, by rank: those of up to `room` tokens, and starved ones."""
+        due: list[Entry] = []
         for part in self._parts:
-            if part.most + part.add >= self.limit or part.denied >= STARVED * self.limit:
-                yield from (e for e in part.entries if e.passed + part.add >= self.limit or self.starved(e))
+            least = self.limit - part.add
+            if part.most >= least or part.denied >= STARVED * self.limit:
+                due += (e for e in part.entries if (e.passed >= least and e.uncached <= room) or self.starved(e))
+        return due
 
     def overdue(self) -> Iterator[Entry]:
         """Sequences that nothing that came later may pass, by arrival."""

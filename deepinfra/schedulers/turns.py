@@ -9,7 +9,7 @@ from math import inf
 
 from deepinfra.core.cost import StepCost
 from deepinfra.core.step import StepView
-from deepinfra.schedulers.entry import Entry, Rank
+from deepinfra.schedulers.entry import Entry
 from deepinfra.schedulers.grants import Grants
 from deepinfra.schedulers.overtaking import Overtakes
 from deepinfra.schedulers.pacing import Allowance
@@ -55,10 +55,9 @@ class Lane:
         self._waiting = waiting
         self.head = next(waiting, None)
 
-    @property
-    def first(self) -> Entry | None:
+    def next(self, ready: Callable[[Entry], bool]) -> Entry | None:
         """Whose turn it is, if that passes nobody."""
-        return self.begun[0].entry if self.begun else self.head
+        return self.begun[0].entry if self.begun else self.first(ready)
 
     def first(self, ready: Callable[[Entry], bool]) -> Entry | None:
         """The first waiting sequence that still is ready, after others were chosen."""
@@ -74,7 +73,11 @@ class Lane:
 
 
 class Turns:
-    """Gives chunks to the lane with the least work so far, again and again.
+    """Gives chunks to lanes until nothing more fits.
+
+    Each lane is promised an equal part of the work; see `pay`. The shortest that has had less than that is served
+    first. What the others leave goes to whichever would be served first in order of arrival, so that long prompts
+    wait hardly longer than they would in that order: less short ones were let by, nothing passes them.
 
     Args:
         view: The step's limits.
@@ -105,25 +108,20 @@ class Turns:
         self._seats = view.max_seqs - len(view.running)
         self._room, self._overtakes, self._ready, self._choose = room, overtakes, ready, choose
         self._opened: set[Entry] = set()
+        self._pressing = self._overtakes.due(self._room_tokens)
 
     def take(self) -> None:
         """Give chunks until nothing more fits."""
-        active = [line for line, lane in enumerate(self._lanes) if lane.first]
-        while active and self._grants.tokens:
-            line = self._next(active)
-            if not self._turn(line) or not self._lanes[line].first:
+        active = set(range(len(self._lanes)))
+        while self._grants.tokens and (line := self._next(active)) is not None:
+            if not self._turn(line):
                 active.remove(line)
 
-    def _next(self, active: list[int]) -> int:
+    def _next(self, active: set[int]) -> int | None:
         """The shortest of those that have had less than their share, or else the one that would be first in order."""
-        owed = (line for line in active if self._credit[line] >= 0.0)
-        line = next(owed, None)
-        return min(active, key=self._rank) if line is None else line
-
-    def _rank(self, line: int) -> Rank:
-        first = self._lanes[line].first
-        assert first is not None
-        return first.rank
+        ranks = {line: first.rank for line in active if (first := self._lanes[line].next(self._ready)) is not None}
+        owed = min((line for line in ranks if self._credit[line] >= 0.0), default=None)
+        return min(ranks, key=ranks.__getitem__, default=None) if owed is None else owed
 
     def _turn(self, line: int) -> bool:
         """Give a lane's next sequence a chunk."""
@@ -165,7 +163,7 @@ class Turns:
 
     def _due(self) -> Entry | None:
         """The first of those that nothing behind may be opened before."""
-        return next(filter(self._holds_back, self._overtakes.due()), None)
+        return next(filter(self._holds_back, self._pressing), None)
 
     def _holds_back(self, entry: Entry) -> bool:
         """Whether others wait for a sequence: one without room is no reason, until it is starved."""
@@ -175,12 +173,18 @@ class Turns:
 
     def _open(self, lane: Lane, chunk: Chunk) -> None:
         entry, size = chunk.entry, self._view.block_size
-        self._overtakes.passing(entry, inf if self._alone else (self._room - 1) * size)
+        self._overtakes.passing(entry, self._room_tokens)
         self._seats -= 1
         self._room -= entry.blocks(size)
         self._choose(entry)
         self._opened.add(entry)
         lane.open(chunk)
+        self._pressing = self._overtakes.due(self._room_tokens)
+
+    @property
+    def _room_tokens(self) -> float:
+        """Uncached tokens of a sequence that would just find room."""
+        return inf if self._alone else (self._room - 1) * self._view.block_size
 
     @property
     def _alone(self) -> bool:
