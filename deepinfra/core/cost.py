@@ -42,13 +42,18 @@ class StepWork(NamedTuple):
     @classmethod
     def of(cls, rows: Iterable[DoneRow]) -> StepWork:
         """What the rows of a report did."""
-        work = cls()
+        chunk_tokens = decode_rows = drafts = 0
+        chunk_reads = decode_reads = 0.0
         for row in rows:
-            if row.length - row.drafts > 1:
-                work = work.chunk(row.start, row.length)
+            start, length = row.start, row.length
+            if length - row.drafts > 1:
+                chunk_tokens += length
+                chunk_reads += length * (start + 0.5 * length)
             else:
-                work = work.decode(row.start, row.length)
-        return work
+                decode_rows += 1
+                decode_reads += start
+                drafts += length - 1
+        return cls(chunk_tokens, chunk_reads, decode_rows, decode_reads, drafts)
 
 
 class Sample(NamedTuple):

@@ -139,15 +139,22 @@ def block_keys(
     Returns:
         `len(tokens) // block_size` keys.
     """
-    keys = list(known[: len(tokens) // block_size])
-    for start in range(len(keys) * block_size, len(tokens) - block_size + 1, block_size):
-        h = hashlib.sha256(parent_key(root, keys, len(keys), public))
-        h.update(array("I", tokens[start : start + block_size]).tobytes())
-        for position, digest in media:
-            if start <= position < start + block_size:
-                h.update(struct.pack("<I", position - start) + digest)
-        keys.append(BlockKey(h.digest()))
+    blocks, keys = len(tokens) // block_size, list(known[: len(tokens) // block_size])
+    first, stride, sha256 = len(keys), array("I").itemsize * block_size, hashlib.sha256
+    data = array("I", tokens[first * block_size : blocks * block_size]).tobytes()
+    bound = [_bound(media, index, block_size) for index in range(first, blocks)] if media else ()
+    branches = 0 if public is None else public.blocks
+    for index in range(first, blocks):
+        parent = keys[-1] if index and index != branches else parent_key(root, keys, index, public)
+        own = data[(index - first) * stride : (index - first + 1) * stride]
+        keys.append(BlockKey(sha256(parent + own + bound[index - first] if bound else parent + own).digest()))
     return keys
+
+
+def _bound(media: Sequence[tuple[int, bytes]], index: int, block_size: int) -> bytes:
+    """What a block's key says of media in it."""
+    inside = ((position - index * block_size, digest) for position, digest in media)
+    return b"".join(struct.pack("<I", at) + digest for at, digest in inside if 0 <= at < block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -242,8 +242,8 @@ class Engine(AsyncContextManagerMixin):
         given = request.input
         if isinstance(given, tuple):
             size = self._first[0].limits.vocab_size
-            wrong = next((token for token in given if not 0 <= token < size), None)
-            if wrong is not None:
+            if given and not 0 <= min(given) <= max(given) < size:
+                wrong = next(token for token in given if not 0 <= token < size)
                 raise RequestError(f"token id {wrong} is outside the vocabulary of {size}", "prompt")
             return Prompt(ids=given, stop_ids=self.recipe.tokenizer.eos_ids, start="raw", constraint=request.constraint)
         if not isinstance(given, TextInput) and request.constraint is not None:

@@ -426,14 +426,14 @@ class Pool(AsyncContextManagerMixin):
     def view(self, keys: Sequence[BlockKey] = ()) -> PoolView:
         """What a route needs to know; `keys` are those of the sequence to be routed."""
         running = self._running
-        stats, blocks = self.scheduler.stats(), self._stepper.blocks if self._stepper is not None else None
+        backlog, blocks = self.scheduler.backlog(), self._stepper.blocks if self._stepper is not None else None
         return PoolView(
             name=self.name,
             waiting=len(self._roster.lives) - len(running) + self._sent,
             running=len(running),
             cached_tokens=0 if blocks is None else blocks.reach(keys) * blocks.block_size,
-            backlog_tokens=stats.backlog_tokens + self._sent_tokens,
-            backlog_s=stats.backlog_s,
+            backlog_tokens=backlog.tokens + self._sent_tokens,
+            backlog_s=backlog.seconds,
             prefill_tokens=sum(live.todo for live in running.values() if live.todo > 1),
             blocks_free=0 if blocks is None else blocks.free_blocks,
             blocks_total=0 if blocks is None else blocks.num_blocks,
