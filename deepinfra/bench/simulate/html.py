@@ -12,7 +12,7 @@ from deepinfra.bench.simulate.plots import number_text, seconds_text
 from deepinfra.bench.simulate.report import Spread, Summary
 from deepinfra.bench.simulate.results import SimulationResult
 
-__all__ = ("SIGNS", "figure_text", "page", "ratio_text")
+__all__ = ("SIGNS", "STYLE", "figure_text", "page", "ratio_text")
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --soft: #59636e; --rule: #d8dee4; --wash: #f3f5f7;
@@ -40,7 +40,9 @@ svg text { font-size: 11px; fill: var(--soft); } svg text.row { fill: var(--ink)
 .line.c4 { stroke-dasharray: 10 4; } .line.c5 { stroke-dasharray: 1 3; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .8rem .2rem 0; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 8rem; position: sticky; left: 0;
+  background: var(--paper); }
+th { font-weight: 600; }
 caption { text-align: left; padding: .25rem 0; } .better { color: var(--c0); } .worse { color: var(--c1); }
 small { color: var(--soft); } footer { margin-top: 2rem; border-top: 1px solid var(--rule); }
 """ + "\n".join(
@@ -170,8 +172,8 @@ def _verdict(figure: Figure) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """`0.20`, `12.3`."""
-    return f"{ratio:.2f}" if 0.1 <= ratio < 10 else number_text(ratio)
+    """`0.027`, `0.20`, `12.3`."""
+    return f"{ratio:.2g}" if ratio < 0.1 else f"{ratio:.2f}" if ratio < 10 else number_text(ratio)
 
 
 def _buckets(summary: Summary) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deepinfra.errors import ConfigError
+
 if TYPE_CHECKING:
     from deepinfra.bench.simulate.plan.check import Checked
     from deepinfra.bench.simulate.plan.compare import Compared
@@ -37,7 +39,9 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Take lengths from recorded requests: Mooncake's or Azure's format."),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences that decode together; by default the best.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences that decode together; by default the best.")
+    ] = None,
     user_speed: Annotated[
         float | None, typer.Option(help="Tokens per second and user that decoding must reach.")
     ] = None,
@@ -49,14 +53,21 @@ def plan(
     ] = False,
     sensitivity: Annotated[bool, typer.Option("--sensitivity", help="Vary each of those by 20 %.")] = False,
     check: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Simulate N requests through one pool of each kind.")
+        int, typer.Option(metavar="N", min=0, help="Simulate N requests (a few hundred) through one pool of each kind.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan with a plot here.")] = None,
+    as_json: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Write the numbers here, - for standard output; see docs/reference/plan.md."
+        ),
+    ] = None,
 ) -> None:
     """Predict speeds, ratio and number of devices of a fleet, beside what was published about it."""
     from deepinfra.bench.simulate.plan.asked import Asked, tokens_of
     from deepinfra.bench.simulate.plan.check import checked
     from deepinfra.bench.simulate.plan.compare import compared
+    from deepinfra.bench.simulate.plan.html import plan_page
     from deepinfra.bench.simulate.plan.sensitivity import sensitivities
     from deepinfra.bench.simulate.plan.text import checked_lines, plan_lines, sensitivity_lines
 
@@ -82,10 +93,15 @@ def plan(
     beside = compared(fleet, assembled, planned)
     moves = sensitivities(assembled) if sensitivity else []
     simulated = checked(assembled, planned, requests=check) if check else None
-    if as_json:
-        typer.echo(json.dumps(_object(fleet, assembled, planned, beside, moves, simulated)))
-        return
-    for line in plan_lines(fleet, assembled, planned, beside):
+    if html is not None:
+        _write(html, plan_page(assembled, planned, beside, moves, simulated))
+    if as_json is not None:
+        document = json.dumps(_object(fleet, assembled, planned, beside, moves, simulated))
+        if str(as_json) == "-":
+            typer.echo(document)
+            return
+        _write(as_json, document)
+    for line in plan_lines(assembled, planned, beside):
         typer.echo(line)
     if simulated is not None:
         typer.echo()
@@ -99,6 +115,13 @@ def plan(
         typer.echo()
         for line in sensitivity_lines(moves):
             typer.echo(line)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error}") from error
 
 
 def _lengths(path: Path) -> dict[str, object]:

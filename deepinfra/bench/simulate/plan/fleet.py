@@ -15,9 +15,10 @@ from deepinfra.bench.simulate.plan.traffic import Traffic
 from deepinfra.core.cost import StepWork
 from deepinfra.errors import ConfigError
 
-__all__ = ("Batch", "Fleet", "Plan", "Service")
+__all__ = ("DAY_S", "Batch", "Fleet", "Plan", "Service")
 
 DAY_S = 86_400.0
+"""Seconds of a day."""
 
 GROWTH = 1.02
 """From one batch that is tried to the next; no finer, since rooflines are no more exact."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from deepinfra.bench.simulate.plan.given import ZERO
 from deepinfra.errors import ConfigError
 
-__all__ = ("MODELS", "ModelShape", "deepseek_v3", "deepseek_v41", "model_named", "transformer")
+__all__ = ("MODELS", "NBYTES", "ModelShape", "deepseek_v3", "deepseek_v41", "model_named", "transformer")
 
 NBYTES = {"fp4": 0.5, "fp8": 1.0, "bf16": 2.0}
 """Of a number."""

@@ -9,7 +9,18 @@ from deepinfra.bench.simulate.plan.compare import Compared
 from deepinfra.bench.simulate.plan.fleet import Fleet, Plan
 from deepinfra.bench.simulate.plan.sensitivity import OUTPUTS, Sensitivity
 
-__all__ = ("LABELS", "checked_lines", "nbytes_text", "plan_lines", "sensitivity_lines", "table", "value_text")
+__all__ = (
+    "LABELS",
+    "checked_lines",
+    "checked_rows",
+    "nbytes_text",
+    "plan_lines",
+    "plan_rows",
+    "sensitivity_lines",
+    "sensitivity_rows",
+    "table",
+    "title_of",
+)
 
 
 def nbytes_text(nbytes: float) -> str:
@@ -55,74 +66,85 @@ LABELS: Mapping[str, tuple[str, Callable[[float], str]]] = {
 """What a plan's figures are called, and how they are written."""
 
 
-def value_text(name: str, value: float) -> str:
-    """A figure of a plan."""
-    return LABELS[name][1](value)
+def title_of(fleet: Fleet) -> tuple[str, str]:
+    """What is planned, and for which requests."""
+    traffic = fleet.traffic
+    day, prompt, answer = traffic.tokens_day / 1e12, round(traffic.prompt), round(traffic.output)
+    return (
+        f"{fleet.model.name}: {day:g} T tokens a day, {traffic.hit_rate:.1%} of prompts cached",
+        f"prompts of {prompt:,}, answers of {answer:,}, contexts of {traffic.context:,.0f} tokens in the mean",
+    )
 
 
 def plan_lines(fleet: Fleet, plan: Plan, compared: Sequence[Compared]) -> Iterator[str]:
     """The plan, with what was published beside it where there is something."""
-    traffic, model = fleet.traffic, fleet.model
-    day, prompt, answer = traffic.tokens_day / 1e12, round(traffic.prompt), round(traffic.output)
-    yield f"{model.name}: {day:g} T tokens a day, {traffic.hit_rate:.1%} of prompts cached"
-    yield f"prompts of {prompt:,}, answers of {answer:,}, contexts of {traffic.context:,.0f} tokens in the mean"
+    yield from title_of(fleet)
     for kind, device, layout, limit in (
         ("prefill", fleet.prefill, fleet.prefill_layout, plan.prefill_limit),
         ("decode", fleet.decode, fleet.decode_layout, plan.decode_limit),
     ):
         yield f"{kind} on groups of {layout.width} {device.name}; a step waits longest for {limit}"
     yield ""
-    rows = [("", "predicted", "published", "error")]
+    yield from table(plan_rows(plan, compared))
+
+
+def plan_rows(plan: Plan, compared: Sequence[Compared]) -> list[Sequence[str]]:
+    """A head, and a row per figure: its name, the prediction, and, if anything was published, that and the error."""
+    rows: list[Sequence[str]] = [("", "predicted", "published", "error")]
     for figure, (label, text) in LABELS.items():
         value = getattr(plan, figure)
-        told = next((each for each in compared if each.quantity == figure and not each.implied), None)
         if (figure == "usd_million" and not value) or (figure == "revenue_usd_hour" and not compared):
             continue  # nothing is known of what a device costs, or of what tokens of this model are sold for
+        told = next((each for each in compared if each.quantity == figure and not each.implied), None)
         rows.append((label, text(value), *_beside(told, text)))
         implied = (each for each in compared if each.quantity == figure and each.implied)
         rows += [(f"  {each.source}", "", *_beside(each, text)) for each in implied]
-    yield from table(rows if compared else [row[:2] for row in rows])
+    return rows if compared else [row[:2] for row in rows]
 
 
 def checked_lines(plan: Plan, checked: Checked) -> Iterator[str]:
     """What the simulator makes of it."""
     yield f"simulated: {checked.requests} requests through one pool of each kind, as many a second as at the peak"
-    yield from table(
-        [
-            ("", "planned", "half of them", "the others"),
-            (
-                "output tokens/s per user",
-                _count(plan.user_tokens_s),
-                f"{_count(checked.user_tokens_s)} or more",
-                f"a tenth below {_count(checked.user_tokens_s_p10)}",
-            ),
-            (
-                "sequences that decode together",
-                _count(plan.batch),
-                f"{checked.batch:.1f} in the mean",
-                f"{checked.batch_most} at most",
-            ),
-            (
-                "first token, of a prefill pool",
-                f"step {_ms(plan.prefill_step_s)}",
-                f"{_ms(checked.first_token_s)} or less",
-                f"1 in 100 above {_ms(checked.first_token_s_p99)}",
-            ),
-        ]
-    )
+    yield from table(checked_rows(plan, checked))
+
+
+def checked_rows(plan: Plan, checked: Checked) -> list[Sequence[str]]:
+    """A head, and a row for users, for batches and for prompts."""
+    speed, slow = _count(checked.user_tokens_s), _count(checked.user_tokens_s_p10)
+    first, late = _ms(checked.first_token_s), _ms(checked.first_token_s_p99)
+    mean, most = f"{checked.batch:.1f}", str(checked.batch_most)
+    return [
+        ("", "planned", "simulated", ""),
+        ("output tokens/s per user", _count(plan.user_tokens_s), f"half {speed} or more", f"a tenth below {slow}"),
+        ("sequences that decode together", _count(plan.batch), f"{mean} in the mean", f"{most} at most"),
+        (
+            "first token, of a prefill pool",
+            f"step {_ms(plan.prefill_step_s)}",
+            f"half {first} or less",
+            f"1 in 100 above {late}",
+        ),
+    ]
 
 
 def sensitivity_lines(rows: Sequence[Sensitivity], most: int = 15) -> Iterator[str]:
     """What moves the plan most."""
-    head = ("", "value", *(f"{LABELS[name][0]}" for name in OUTPUTS))
     yield "with 20 % less / 20 % more of"
-    cells = [head]
-    for row in rows[:most]:
+    yield from table(sensitivity_rows(rows[:most]))
+
+
+def sensitivity_rows(rows: Sequence[Sensitivity]) -> list[Sequence[str]]:
+    """A head, and a row per given figure; `–` is no plan."""
+    cells: list[Sequence[str]] = [("", "value", *_SHORT)]
+    for row in rows:
         moves = [
             "/".join("–" if each is None else f"{each[name]:+.0%}" for each in (row.less, row.more)) for name in OUTPUTS
         ]
         cells.append((row.name, f"{row.value:.4g}", *moves))
-    yield from table(cells)
+    return cells
+
+
+_SHORT = ("per device", "per user", "ratio", "devices")
+"""Names of `OUTPUTS` that fit above columns."""
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
