@@ -131,12 +131,12 @@ def _over_time(results: Sequence[SimulationResult]) -> list[Plot]:
     plots: list[Plot] = []
     kinds = dict.fromkeys(kind for each in found for kind in each)
     last = max((each.points[-1][0] for by_kind in found for kind in by_kind.values() for each in kind), default=0.0)
-    unit, text = _clock(last)
-    x = Axis(f"virtual time ({unit})", 0.0, last or 1.0, False, text)
+    unit, seconds = _clock(last)
+    x = Axis(f"virtual time ({unit})", 0.0, last / seconds or 1.0, False, number_text)
     for kind in kinds:
         for at, measure in enumerate(_MEASURES):
             curves = [
-                _curve(style, result, by_kind[kind][at], measure)
+                _curve(style, result, by_kind[kind][at], measure, seconds)
                 for style, (result, by_kind) in enumerate(zip(results, found, strict=True))
                 if kind in by_kind
             ]
@@ -152,20 +152,17 @@ def _several(curves: Sequence[Line]) -> bool:
     return any(" pools" in curve.name for curve in curves)
 
 
-def _curve(style: int, result: SimulationResult, course: Course, measure: Measure) -> Line:
+def _curve(style: int, result: SimulationResult, course: Course, measure: Measure, seconds: float) -> Line:
+    """A course as a line, over units of time of so many seconds."""
     name = result.name if course.total == 1 else f"{result.name}, {course.total} pools"
-    if not measure.total:
-        return Line(style, name, course.points, course.band)
-    return Line(style, name, [(at, value * course.total / result.interval_s) for at, value in course.points])
+    factor = course.total / result.interval_s if measure.total else 1.0
+    points = [(at / seconds, factor * value) for at, value in course.points]
+    return Line(style, name, points, () if measure.total else course.band)
 
 
-def _clock(last: float) -> tuple[str, Callable[[float], str]]:
-    """The unit of an axis of time, and how seconds are written in it."""
-    if last > 4 * 3600.0:
-        return "h", lambda value: number_text(value / 3600.0)
-    if last > 4 * 60.0:
-        return "min", lambda value: number_text(value / 60.0)
-    return "s", number_text
+def _clock(last: float) -> tuple[str, float]:
+    """The unit of an axis that ends after so many seconds, and its own seconds."""
+    return next(((unit, each) for unit, each in (("h", 3600.0), ("min", 60.0)) if last > 4 * each), ("s", 1.0))
 
 
 def _hits(found: Sequence[Summary]) -> list[Plot]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -160,3 +161,15 @@ def test_a_simulation_without_samples_or_tokens_has_a_report(make_result: Make) 
     text = page([refused])
     Reader(text)
     assert "overloaded" in text
+
+
+def test_hours_are_told_in_hours(make_result: Make) -> None:
+    result = make_result(requests=20)
+    samples = [sample._replace(at_s=3600.0 * sample.at_s) for sample in result.samples]
+    text = page([dataclasses.replace(result, samples=samples, interval_s=3600.0)])
+    assert "virtual time (h)" in text
+    last = samples[-1].at_s / 3600.0
+    ends = [float(line.split()[-1].split(",")[0]) for line in re.findall(r'class="line c0" points="([^"]+)"', text)]
+    assert last > 4
+    assert max(ends) <= 346.0
+    assert "virtual time (s)" in page([result])
