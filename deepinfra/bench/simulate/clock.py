@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from typing import TypeVar
 
 import anyio
@@ -46,13 +49,31 @@ class ModelledOffload:
         return result
 
 
+class _InOrder(random.Random):
+    """Says that no batch is to be turned round."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+@contextmanager
+def _in_order() -> Iterator[None]:
+    """Let the loop run tasks in the order in which they became ready, and equal deadlines in that of their making.
+
+    It turns every other batch of tasks round, at random, and orders equal deadlines by address; nothing public makes
+    it do otherwise.
+    """
+    usual, serial = trio_loop._r, count()
+    trio_loop._r = _InOrder()
+    trio_loop.id = lambda scope: next(serial)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        trio_loop._r = usual
+        del trio_loop.id  # type: ignore[attr-defined]
+
+
 def run_virtually(main: Callable[[], Awaitable[T]], clock: VirtualClock) -> T:
     """Run a program in virtual time, the same each time."""
-    order = trio_loop._r
-    state = order.getstate()
-    # The loop turns every other batch of ready tasks round, at random; nothing public makes that repeatable.
-    order.seed(0)
-    try:
+    with _in_order():
         return trio.run(main, clock=clock.loop)
-    finally:
-        order.setstate(state)

@@ -15,7 +15,7 @@ from deepinfra.core.ids import SeqId
 from deepinfra.core.kv import KVLayout
 from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import Job, MaskRows, StepPlan, StepResult
-from deepinfra.executors.simulated import SimulatedExecutor, SimulatedStep
+from deepinfra.executors.simulated import SimulatedStep
 from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
 from deepinfra.interfaces.given import Clock, Offload
 from deepinfra.interfaces.scheduler import Scheduler
@@ -129,16 +129,18 @@ class Meter:
 
 
 class MeasuredExecutor(Executor):
-    """A simulated executor that notes its steps.
+    """An executor, simulated or real, that notes its steps.
 
     Args:
-        simulated: Does the work.
+        inner: Does the work. Only a simulated one may repeat steps: no other says when each was over.
         pool: Index of its pool.
         meter: Where tokens are noted.
+        repeat: Whether it says that it can repeat steps.
     """
 
-    def __init__(self, simulated: SimulatedExecutor, pool: int, meter: Meter) -> None:
-        self.simulated, self.pool, self.meter = simulated, pool, meter
+    def __init__(self, inner: Executor, pool: int, meter: Meter, *, repeat: bool = True) -> None:
+        self.inner, self.pool, self.meter = inner, pool, meter
+        self._repeat = repeat
         self._tracks: dict[SeqId, Track] = {}
         self._running: _MeasuredStep | None = None
         self._busy_s = 0.0
@@ -147,52 +149,53 @@ class MeasuredExecutor(Executor):
     @property
     def provides(self) -> frozenset[str]:
         """See `Executor.provides`."""
-        return self.simulated.provides
+        provides = self.inner.provides
+        return provides if self._repeat else provides - {"repeat"}
 
     @property
     def layout(self) -> KVLayout:
         """See `Executor.layout`."""
-        return self.simulated.layout
+        return self.inner.layout
 
     @property
     def identity(self) -> ExecutorIdentity:
         """See `Executor.identity`."""
-        return self.simulated.identity
+        return self.inner.identity
 
     @property
     def speed(self) -> str:
         """See `Executor.speed`."""
-        return self.simulated.speed
+        return self.inner.speed
 
     @property
     def limits(self) -> ExecutorLimits:
         """See `Executor.limits`."""
-        return self.simulated.limits
+        return self.inner.limits
 
     @property
     def memory(self) -> KVMemory:
         """See `Executor.memory`."""
-        return self.simulated.memory
+        return self.inner.memory
 
     def give(self, clock: Clock, offload: Offload) -> None:
         """See `Component.give`."""
         super().give(clock, offload)
-        self.simulated.give(clock, offload)
+        self.inner.give(clock, offload)
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        async with self.simulated:
+        async with self.inner:
             yield self
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """See `Executor.submit`."""
-        step = self.simulated.submit(plan)
+        step = _MeasuredStep(self, plan, self.inner.submit(plan), self.clock.now())
         for seq in plan.closed:
             self._tracks.pop(seq, None)
         for opened in plan.opened:
             self._tracks[opened.seq] = self.meter.open(opened.seed, self.pool, step.begin)
-        self._running = _MeasuredStep(self, step)
-        return self._running
+        self._running = step
+        return step
 
     def note(self, step: _MeasuredStep, result: StepResult) -> None:
         """Take a step's result into account."""
@@ -211,16 +214,19 @@ class MeasuredExecutor(Executor):
         if step is None:
             return self._busy_s, self._prompt_tokens, self._output_tokens
         done = bisect_left(step.ends, now) if step.repeats else 0
-        busy_s = self._busy_s + min(now, step.ends[-1]) - step.begin
+        busy_s = self._busy_s + min([now, *step.ends[-1:]]) - step.begin
         return busy_s, self._prompt_tokens, self._output_tokens + done * step.rows
 
 
 class _MeasuredStep(StepHandle):
-    def __init__(self, executor: MeasuredExecutor, step: SimulatedStep) -> None:
+    """`ends` are known at once of a simulated step, and of another one when it is over."""
+
+    def __init__(self, executor: MeasuredExecutor, plan: StepPlan, step: StepHandle, now: float) -> None:
         self._executor, self._step = executor, step
-        self.begin, self.ends = step.begin, step.ends
-        items = step.plan.items
-        self.repeats, self.rows = step.plan.repeat > 1, len(items)
+        self.begin = now
+        self.ends: Sequence[float] = step.ends if isinstance(step, SimulatedStep) else ()
+        items = plan.items
+        self.repeats, self.rows = plan.repeat > 1, len(items)
         self.prompt_tokens = sum(item.length for item in items if item.length - len(item.drafts) > 1)
 
     def masks(self, rows: MaskRows) -> None:
@@ -231,6 +237,7 @@ class _MeasuredStep(StepHandle):
 
     async def result(self) -> StepResult:
         result = await self._step.result()
+        self.ends = self.ends or (self._executor.clock.now(),)
         self._executor.note(self, result)
         return result
 

@@ -97,6 +97,7 @@ class SimulationResult:
         error_p95: The error that 95 % of them do not exceed.
         max_overtakes: The scheduler's published bound, if it has one.
         took_s: Real seconds.
+        overhead_s: Seconds of all pools' steps outside their executors.
     """
 
     name: str
@@ -117,3 +118,4 @@ class SimulationResult:
     error_p95: float | None = None
     max_overtakes: int | None = None
     took_s: float = field(default=0.0, compare=False)
+    overhead_s: float = 0.0

@@ -26,13 +26,14 @@ from deepinfra.core.sampling import SamplingParams
 from deepinfra.engine import Engine, Pool, Route, least_loaded
 from deepinfra.errors import ConfigError, DeepinfraError, EngineError, Overloaded
 from deepinfra.executors.simulated import SimulatedExecutor
-from deepinfra.interfaces.given import SystemClock
+from deepinfra.interfaces.executor import Executor
+from deepinfra.interfaces.given import Clock, Offload, SystemClock, ThreadOffload
 from deepinfra.interfaces.kvstore import KVStore
 from deepinfra.interfaces.placer import ExpertPlacer
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.interfaces.speculator import Speculator
 
-__all__ = ("PoolSetup", "Setup", "simulate")
+__all__ = ("PoolSetup", "Setup", "measure", "simulate")
 
 _SAMPLES = 500
 """Samples of each pool that a run is meant to have, if nobody says how far they are apart."""
@@ -45,7 +46,7 @@ class PoolSetup:
     Attributes:
         scheduler: Makes a scheduler.
         executor: Makes an executor.
-        store: Makes a store for an executor, if there is one.
+        store: Makes a store for a simulated executor, if there is one.
         speculator: Makes a speculator.
         placer: Makes a placer.
         name: With a number behind it where there are several.
@@ -53,7 +54,7 @@ class PoolSetup:
     """
 
     scheduler: Callable[[], Scheduler]
-    executor: Callable[[], SimulatedExecutor]
+    executor: Callable[[], Executor]
     store: Callable[[SimulatedExecutor], KVStore] | None = None
     speculator: Callable[[], Speculator] | None = None
     placer: Callable[[], ExpertPlacer] | None = None
@@ -78,6 +79,7 @@ class Setup:
         retry: Whether who is refused comes once more, when he was told to.
         interval_s: Between two samples; `None`: as seems good.
         offload_s: What work that a server gives to a thread takes.
+        repeat: Whether unchanged decoding batches may be run as one event; without it the result is the same, later.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Setup:
     retry: bool = False
     interval_s: float | None = None
     offload_s: float = 0.5e-3
+    repeat: bool = True
 
 
 def simulate(
@@ -106,12 +109,28 @@ def simulate(
 
     Raises:
         ConfigError: The setup has no pool, or its vocabulary is too small for the prompts.
+        PoolFailedError: A pool failed.
         EngineError: Blocks were left behind.
     """
     began = SystemClock().now()
     clock = VirtualClock()
-    result = run_virtually(_Simulation(workload, setup, clock, progress).run, clock)
+    result = run_virtually(_Simulation(workload, setup, clock, progress, ModelledOffload(setup.offload_s)).run, clock)
     return replace(result, took_s=SystemClock().now() - began)
+
+
+async def measure(
+    workload: Sequence[Arrival], setup: Setup, *, progress: Callable[[int, float], None] = lambda done, now_s: None
+) -> SimulationResult:
+    """Put a workload through a setup in real time, which takes as long as it takes; for executors of any kind.
+
+    Raises:
+        PoolFailedError: A pool failed.
+        EngineError: Blocks were left behind.
+    """
+    clock = SystemClock()
+    began = clock.now()
+    result = await _Simulation(workload, setup, clock, progress, ThreadOffload()).run()
+    return replace(result, took_s=clock.now() - began)
 
 
 @dataclass(slots=True)
@@ -131,11 +150,12 @@ class _Simulation:
         self,
         workload: Sequence[Arrival],
         setup: Setup,
-        clock: VirtualClock,
+        clock: Clock,
         progress: Callable[[int, float], None],
+        offload: Offload,
     ) -> None:
         self._workload, self._setup, self._clock = workload, setup, clock
-        self._progress, self._over = progress, 0
+        self._progress, self._over, self._ended = progress, 0, False
         self._meter = Meter(setup.edges)
         self._executors: list[MeasuredExecutor] = []
         self._outcomes: list[_Outcome] = []
@@ -148,7 +168,7 @@ class _Simulation:
             decode=decode,
             route=setup.route,
             clock=clock,
-            offload=ModelledOffload(setup.offload_s),
+            offload=offload,
         )
 
     def _pools(self, setups: Sequence[PoolSetup]) -> list[Pool]:
@@ -160,15 +180,18 @@ class _Simulation:
 
     def _pool(self, setup: PoolSetup, name: str) -> Pool:
         executor, scheduler = setup.executor(), setup.scheduler()
-        if executor.limits.vocab_size < LEAST_VOCABULARY:
-            raise ConfigError(f"vocab_size: the prompts of a simulation need {LEAST_VOCABULARY} tokens")
+        store = None
+        if isinstance(executor, SimulatedExecutor):
+            if executor.limits.vocab_size < LEAST_VOCABULARY:
+                raise ConfigError(f"vocab_size: the prompts of a simulation need {LEAST_VOCABULARY} tokens")
+            store = setup.store(executor) if setup.store is not None else None
         watch(scheduler, self._meter)
-        measured = MeasuredExecutor(executor, len(self._executors), self._meter)
+        measured = MeasuredExecutor(executor, len(self._executors), self._meter, repeat=self._setup.repeat)
         self._executors.append(measured)
         return Pool(
             scheduler,
             measured,
-            store=setup.store(executor) if setup.store is not None else None,
+            store=store,
             speculator=setup.speculator() if setup.speculator is not None else None,
             placer=setup.placer() if setup.placer is not None else None,
             name=name,
@@ -181,9 +204,11 @@ class _Simulation:
             start = clock.now()
             async with self._sampling(start):
                 await self._requests(start)
-            over = clock.now()
+                over = clock.now()
             drained = await engine.drain(3600.0)
             stats = engine.stats()
+            if failure := next((pool.failure for pool in engine.pools if pool.failure is not None), None):
+                raise failure  # by then all requests have failed, which says nothing of the setup
         left = {pool.name: pool.blocks_total - pool.blocks_free for pool in stats.pools}
         if not drained or any(left.values()):
             raise EngineError(f"blocks were left behind: {left}")
@@ -204,6 +229,7 @@ class _Simulation:
             span_s=over - start - (rows[0].at_s if rows else 0.0),
             steps=sum(pool.steps for pool in stats.pools),
             preemptions=sum(pool.preemptions for pool in stats.pools),
+            overhead_s=round(sum(pool.overhead_seconds for pool in stats.pools), 9),
             error_median=_median(each.error_median for each in schedulers),
             error_p95=_median(each.error_p95 for each in schedulers),
             max_overtakes=max(
@@ -283,7 +309,7 @@ class _Simulation:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._sample, start)
             yield
-            tasks.cancel_scope.cancel()
+            self._ended = True  # one more sample, so that what all of them count is all there was
 
     async def _sample(self, start: float) -> None:
         interval_s, before = self._interval_s, [(0.0, 0, 0)] * len(self._executors)
@@ -299,12 +325,14 @@ class _Simulation:
                         waiting=view.waiting,
                         running=view.running,
                         blocks_used=view.blocks_total - view.blocks_free,
-                        busy=min(1.0, (busy_s - before[i][0]) / interval_s),
+                        busy=min(1.0, round((busy_s - before[i][0]) / interval_s, 9)),
                         prompt_tokens=prompt - before[i][1],
                         output_tokens=output - before[i][2],
                     )
                 )
                 before[i] = busy_s, prompt, output
+            if self._ended:
+                return
 
     def _rows(self, start: float) -> list[RequestRow]:
         passed = self._passed()
