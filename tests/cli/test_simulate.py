@@ -105,6 +105,22 @@ def test_prefill_and_decode_are_split_in_ratios(folder: Path) -> None:
     assert all(each["served_share"] == 1.0 for each in told["simulations"])
 
 
+def test_configured_prefill_and_decode_pools_are_simulated_as_they_are(folder: Path) -> None:
+    pool = 'executor = { use = "simulated" }\nstore = { use = "memory" }\n'
+    (folder / "deepinfra.toml").write_text(f"[[prefill]]\n{pool}[[prefill]]\n{pool}[[decode]]\n{pool}")
+    (told,) = table("trace.jsonl")["simulations"]
+    assert [each["name"] for each in told["pools"]] == ["prefill-0", "prefill-1", "decode"]
+    assert [each["output_tokens"] > 40 for each in told["pools"]] == [False, False, True]
+    assert "several pools of a kind" in str(run("trace.jsonl", "--replicas", "2").exception)
+
+
+def test_the_same_command_gives_the_same_numbers(folder: Path) -> None:
+    first, second = (table("trace.jsonl", "--against", "fcfs", "--rows") for _ in range(2))
+    for each in (*first["simulations"], *second["simulations"]):
+        assert each.pop("took_s") > 0
+    assert first == second
+
+
 def test_a_file_or_a_name_says_what_steps_cost(folder: Path) -> None:
     (folder / "slow.json").write_text('{"cost": {"step": 1.0}, "steps": []}')
     slow, fast = (
@@ -148,6 +164,7 @@ def test_a_function_of_ones_own_routes(folder: Path, monkeypatch: pytest.MonkeyP
         ("mix --cost h100", "'h100' is no device, number and model like h100x8/llama-70b"),
         ("mix --cost wrong.json", "wrong.json: unknown figure 'speed'; known: step, chunk_token"),
         ("mix --rows", "--rows says what --json writes"),
+        ("mix --html nowhere/report.html", "--html nowhere/report.html: there is no folder nowhere"),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, arguments: str, why: str) -> None:

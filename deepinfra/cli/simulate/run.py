@@ -95,6 +95,9 @@ def run(
 
     if rows and as_json is None:
         raise ConfigError("--rows says what --json writes; give --json too")
+    for option, path in (("--html", html), ("--json", as_json)):  # before an hour is spent
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{option} {path}: there is no folder {path.parent}")
     variants = variants_for(config, against or (), fleets_for(replicas, split))
     machine = machine_named(cost) if cost else None
     chosen = route_for(route)
