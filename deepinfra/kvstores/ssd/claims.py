@@ -28,6 +28,7 @@ __all__ = (
     "TOMBSTONE_NBYTES",
     "Others",
     "Tombstone",
+    "interrupted",
     "pack_tombstone",
     "process_name",
     "read_others",
@@ -137,6 +138,17 @@ def _unpack(data: bytes) -> tuple[int, dict[str, int]]:
             return nothing
     good = _SUM.unpack_from(data, at)[0] == xxhash.xxh3_64_intdigest(data[:at])
     return (turn, claims) if good else nothing
+
+
+def interrupted(tombstones: Iterable[Tombstone]) -> list[Erased]:
+    """What was begun to be forgotten, and is not done."""
+    left: dict[Erased, None] = {}
+    for tombstone in tombstones:
+        if tombstone.done:
+            left.pop(tombstone.which, None)
+        else:
+            left[tombstone.which] = None
+    return list(left)
 
 
 def pack_tombstone(which: Erased, *, done: bool) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Protocol, TypeVar, TypeVarTuple
 
 from deepinfra.core.kv import Forgotten
@@ -32,8 +31,8 @@ class Files(Protocol):
         """Take over what changed in the folder; false if it cannot be read."""
         ...
 
-    async def seal(self, segment: Segment) -> None:
-        """Close a file of ours."""
+    async def seal_all(self) -> None:
+        """Close every file of ours."""
 
     async def remove(self, segments: Sequence[Segment], why: str) -> None:
         """Remove files, and from the index those that are gone."""
@@ -51,46 +50,78 @@ class Eraser:
 
     Attributes:
         doomed: Files to be forgotten that could be neither overwritten nor removed.
+
+    What is begun is in the folder's log before anything is overwritten, and that it is done when nothing is left: who
+    enters the folder after a crash finishes it.
     """
 
     def __init__(self, files: Files, index: Index, folder: Folder, follower: Follower, offload: Offload) -> None:
         self._files, self._index, self._folder = files, index, folder
         self._follower, self._offload = follower, offload
         self.doomed: list[Segment] = []
+        self._overwritten: list[Erased] = []  # which the log does not tell of yet
 
     async def forget(self, erased: Erased) -> Forgotten:
-        """Remove the records of certain owners; what cannot be done now is done by `again`."""
+        """Remove the records of certain owners; what cannot be done now is done by `again`.
+
+        What this process saves from now on is in files that it begins from now on if something is left to be done, so
+        that `again` does not take it. What others save until they can be told it does take: nobody can tell it from
+        what was given to them before.
+        """
         await self._files.follow()
-        found = self._follower.erase(erased)
-        finished = await self._announce(erased, done=False)
-        with suppress(OSError):
-            await self._files.patiently(self._folder.settle)
-        finished = await self._files.follow() and finished
-        later = self._follower.erase(erased)  # what others had saved since the last look
-        patience_s = FORGET_PATIENCE_S
-        for name in dict.fromkeys((*found, *later)):
-            if (segment := self._index.names.get(name)) is not None and not await self._scrub(
-                segment, erased, patience_s
-            ):
-                patience_s = 0.0
-        finished = await self._announce(erased, done=True) and finished
-        if not finished and erased not in self._follower.unfinished:
-            self._follower.unfinished.append(erased)
-        gone = [*found.values(), *later.values()]
+        gone = list(self._follower.forget(erased).values())
+        finished, later = await self._erase(erased, None)
+        if finished:
+            self._follower.unfinished.pop(erased, None)
+        else:
+            await self._files.seal_all()
+            self._follower.unfinished[erased] = self._index.serial
+        await self._tell()
+        gone += later
         return Forgotten(records=sum(records for records, _ in gone), nbytes=sum(nbytes for _, nbytes in gone))
 
     async def again(self) -> None:
         """Try once more what could not be done."""
-        unfinished, self._follower.unfinished = self._follower.unfinished, []
-        for erased in unfinished:
-            await self.forget(erased)
+        for erased, serial in list(self._follower.unfinished.items()):
+            if (await self._erase(erased, serial))[0]:
+                del self._follower.unfinished[erased]
         doomed, self.doomed = self.doomed, []
         for segment in doomed:
             (gone,) = await self._offload(unlink_all, self._folder.disk, [self._folder.path / segment.name])
             self.doomed += [] if gone else [segment]
+        await self._tell()
+
+    async def _erase(self, erased: Erased, serial: int | None) -> tuple[bool, list[tuple[int, int]]]:
+        """Tell the others, then overwrite: in all files but those that this process began behind a serial number.
+
+        Returns:
+            Whether nothing is left but files that are doomed, and how much was found, with its bytes.
+        """
+        self._overwritten = [other for other in self._overwritten if other != erased]
+        finished = await self._announce(erased, done=False)
+        try:
+            await self._files.patiently(self._folder.settle)
+        except OSError:
+            finished = False
+        finished = await self._files.follow() and finished
+        found = self._follower.erase(erased, serial)
+        patience_s = FORGET_PATIENCE_S
+        for name in found:
+            if (segment := self._index.names.get(name)) is not None and not await self._scrub(
+                segment, erased, patience_s
+            ):
+                patience_s = 0.0
+        if finished:
+            self._overwritten.append(erased)
+        return finished, list(found.values())
+
+    async def _tell(self) -> None:
+        """Tell all others, and who comes after a crash, what is done: not while a file is left that should go."""
+        while self._overwritten and not self.doomed and await self._announce(self._overwritten[0], done=True):
+            self._follower.settle(self._overwritten.pop(0))
 
     async def _announce(self, erased: Erased, *, done: bool) -> bool:
-        """Tell all processes what is forgotten; false if that cannot be."""
+        """Tell all others what is forgotten; false if that cannot be."""
         args = erased, self._follower.heard, done
         try:
             self._follower.heed(*await self._files.patiently(self._folder.announce, *args))
@@ -100,16 +131,16 @@ class Eraser:
 
     async def _scrub(self, segment: Segment, erased: Erased, patience_s: float) -> bool:
         """Overwrite what was forgotten in a file, or remove it; false if it was locked all the time."""
-        if segment.name in self._follower.mine:
-            await self._files.seal(segment)
         clean, locked = False, False
-        if segment.live or segment.living:
+        if segment.live or segment.living or segment.unread:
             args = self._folder, segment.name, segment.size, erased
             try:
                 clean = await patiently(self._offload, patience_s, scrub, *args)
             except OSError as error:
                 locked = isinstance(error, BlockingIOError)
-        if not clean:
+        if clean:
+            segment.settle(erased)
+        else:
             await self._files.remove([segment], "evicted")
             if self._index.names.get(segment.name) is segment:
                 await self._files.let_go(segment, "evicted")

@@ -22,6 +22,7 @@ from deepinfra.kvstores.ssd.claims import (
     TOMBSTONE_NBYTES,
     Others,
     Tombstone,
+    interrupted,
     pack_tombstone,
     process_name,
     read_others,
@@ -74,6 +75,7 @@ class Folder:
     Attributes:
         writer: This process's number; part of the names of its files.
         claims: Bytes on disk that files we append to may take, by name.
+        interrupted: What dead processes had begun to forget when we entered, and nobody else can be about to.
         lack: Why the last `reserve` claimed nothing; empty if it did, or if only a tenant's quota was in its way.
     """
 
@@ -85,6 +87,7 @@ class Folder:
         self._capacity_nbytes, self._min_free_nbytes = capacity_nbytes, min_free_nbytes
         self.writer = ""
         self.claims: dict[str, int] = {}
+        self.interrupted: list[Erased] = []
         self.lack: OSError | str = ""
         self._process = self._forgotten = -1
         self._turn = 0
@@ -104,6 +107,7 @@ class Folder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.writer, self._turn = os.urandom(6).hex(), 0
         self.claims.clear()
+        self.interrupted = []
         with self._locked():
             others, dead = read_others(self.disk, self.path, self.disk.names(self.path), self.writer)
             for name in dead:
@@ -112,7 +116,9 @@ class Folder:
             try:
                 self._forgotten = self.disk.open(self.path / FORGOTTEN, create=True, write=True)
                 if not others.processes:
-                    self.disk.truncate(self._forgotten, 0)
+                    self.interrupted = interrupted(read_tombstones(self.disk, self._forgotten, 0)[0])
+                    if not self.interrupted:
+                        self.disk.truncate(self._forgotten, 0)
                 return self.disk.size(self._forgotten) // TOMBSTONE_NBYTES * TOMBSTONE_NBYTES
             except OSError:
                 self.leave()
@@ -281,19 +287,18 @@ class Folder:
     # -- forgetting -----------------------------------------------------------------------------------
 
     def announce(self, which: Erased, heard: int, done: bool) -> tuple[list[Tombstone], int]:
-        """Tell all processes that records are to be forgotten, or that their bytes are gone.
+        """Tell all other processes that records are to be forgotten, or that their bytes are gone.
 
         Returns:
-            This and what others announced behind `heard`; and how far that is.
+            What they announced behind `heard`; and how far that is, this included.
 
         Raises:
             BlockingIOError: Another process has the lock.
             OSError: The others cannot be told.
         """
         with self.locked():
-            end = self.disk.size(self._forgotten) // TOMBSTONE_NBYTES * TOMBSTONE_NBYTES
-            write_all(self.disk, self._forgotten, [pack_tombstone(which, done=done)], end)
-            return read_tombstones(self.disk, self._forgotten, heard)
+            news, end = read_tombstones(self.disk, self._forgotten, heard)
+            return news, write_all(self.disk, self._forgotten, [pack_tombstone(which, done=done)], end)
 
     def news(self, heard: int) -> tuple[list[Tombstone], int]:
         """What was announced behind `heard`, and how far that is."""

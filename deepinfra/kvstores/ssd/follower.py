@@ -62,7 +62,8 @@ class Follower:
         heard: How far announcements are heeded, and `erasures`, how many there were.
         gone: The folder was removed under us: nothing is held, until `restart`.
         writers: Processes that live on the folder, this one included.
-        unfinished: What is to be forgotten, but the folder could not be read or others not be told.
+        unfinished: What is to be forgotten, but the folder could not be read or others not be told: in all files but
+            those that this process began since, which have larger serial numbers than this.
     """
 
     def __init__(self, index: Index, folder: Folder, clock: Clock, offload: Offload) -> None:
@@ -72,7 +73,7 @@ class Follower:
         self.heard = self.erasures = 0
         self.gone = False
         self.writers = 1
-        self.unfinished: list[Erased] = []
+        self.unfinished: dict[Erased, int] = {}
         self._erased: list[tuple[int, Erased]] = []  # the last ones, with what `erasures` was then
         self._starts = 0
         self._again: set[str] = set()
@@ -88,6 +89,7 @@ class Follower:
         self.heard = heard
         found = await self._look()
         await self._offload(self._index.adopt, found.fresh)
+        self._inherit()
         self.heed(found.tombstones, found.heard)
 
     @property
@@ -124,7 +126,13 @@ class Follower:
         """The folder was entered anew, with so many bytes of announcements: what looks find of before means nothing."""
         self._starts += 1
         self.heard, self.gone = heard, False
+        self._inherit()
         self.hurry()
+
+    def _inherit(self) -> None:
+        """Finish what dead processes had begun to forget, in all files that there are."""
+        for which in self._folder.interrupted:
+            self.unfinished.setdefault(which, self._index.serial)
 
     async def _clear(self) -> None:
         for segment in list(self._index.segments.values()):
@@ -161,8 +169,8 @@ class Follower:
                 await self._grow(growth, now)
         if starts == self._starts:
             self.heed(found.tombstones, found.heard)
-        for which in self.unfinished:
-            self.erase(which)
+        for which, serial in self.unfinished.items():
+            self.erase(which, serial)
 
     async def _place(self, segment: Segment, start: int) -> None:
         for at in range(start, len(segment), ROWS_PER_TURN):
@@ -177,8 +185,12 @@ class Follower:
             if offset < segment.size:
                 continue  # known from another look
             segment.size += header_nbytes + header.nbytes
-            if header.kind and header.expires > now:
-                segment.add(entry_of(offset, header_nbytes, header, segment.owner(header.owner)))
+            if header.kind:
+                owner = segment.owner(header.owner)
+                if header.expires > now and offset not in growth.unlisted:
+                    segment.add(entry_of(offset, header_nbytes, header, owner))
+        if growth.unlisted:
+            segment.kill_at(growth.unlisted)
         segment.sealed = growth.sealed
         segment.living = segment.living and not growth.sealed
         await self._place(segment, start)
@@ -192,32 +204,45 @@ class Follower:
     # -- forgetting ---------------------------------------------------------------------------------
 
     def heed(self, tombstones: list[Tombstone], heard: int) -> None:
-        """Take out of the index what was announced to be forgotten."""
+        """Take out of the index what others announced to be forgotten."""
         for tombstone in tombstones:
             if tombstone.end <= self.heard:
                 continue
-            if not tombstone.done:
-                self.erasures += 1
-                self._erased.append((self.erasures, tombstone.which))
-                self.erase(tombstone.which)
-            else:  # what was read meanwhile may have been forgotten since
-                self._again |= {
-                    segment.name
-                    for segment in self._index.segments.values()
-                    if segment.name not in self.mine
-                    and any(owner == NOBODY or tombstone.which.means(owner) for owner in segment.owners)
-                }
-                self.hurry()
-        del self._erased[:-MOST_TOMBSTONES]
+            if tombstone.done:
+                self.settle(tombstone.which)
+            else:
+                self.forget(tombstone.which)
         self.heard = max(self.heard, heard)
 
-    def erase(self, which: Erased) -> dict[str, tuple[int, int]]:
-        """Take certain owners' records out of the index; returns how many, and their bytes, by name of their file."""
+    def forget(self, which: Erased) -> dict[str, tuple[int, int]]:
+        """Take certain owners' records out of the index, and remember it for what waits to be saved; see `erase`."""
+        self.erasures += 1
+        self._erased.append((self.erasures, which))
+        del self._erased[:-MOST_TOMBSTONES]
+        return self.erase(which)
+
+    def erase(self, which: Erased, serial: int | None = None) -> dict[str, tuple[int, int]]:
+        """Take certain owners' records out of the index, but for what this process began behind a serial number.
+
+        Returns:
+            How many, and their bytes, by name of every file in which something of these owners may be: also where that
+            was taken out before, but is not known to be overwritten, and where it is not known what is in the file.
+        """
         return {
             segment.name: segment.forget(which)
             for segment in self._index.segments.values()
-            if any(which.means(owner) for owner in segment.owners)
+            if (segment.unread or any(which.means(owner) for owner in segment.owners))
+            and (serial is None or segment.serial <= serial or segment.writer != self._folder.writer)
         }
+
+    def settle(self, which: Erased) -> None:
+        """Certain owners' bytes are overwritten in all files: what was read meanwhile is read again."""
+        for segment in self._index.segments.values():
+            if segment.name in self.mine:
+                segment.settle(which)
+            elif any(owner == NOBODY or which.means(owner) for owner in segment.owners):
+                self._again.add(segment.name)
+        self.hurry()
 
     def forgotten_since(self, asked: int, owner: Owner) -> bool:
         """Whether an owner's records were forgotten after so many `erasures`."""

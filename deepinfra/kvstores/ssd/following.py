@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+import numpy as np
+
 from deepinfra.kvstores.ssd.claims import Tombstone
 from deepinfra.kvstores.ssd.disk import Disk, write_all
 from deepinfra.kvstores.ssd.folder import Folder
-from deepinfra.kvstores.ssd.format import Header, pack_footer, parse_name
+from deepinfra.kvstores.ssd.format import ROW_DTYPE, Header, pack_footer, parse_name
 from deepinfra.kvstores.ssd.recovery import fill, read_footer, scan
 from deepinfra.kvstores.ssd.segment import Segment, allocated, taken
 
@@ -17,11 +19,19 @@ __all__ = ("Growth", "Look", "look")
 
 
 class Growth(NamedTuple):
-    """What came behind the known end of a file: offset, bytes of the header, header of each record."""
+    """What came behind the known end of a file.
+
+    Attributes:
+        records: Offset, bytes of the header, header of each.
+        sealed: Whether it has a footer now.
+        unlisted: Offsets of records, these or known ones, that the footer does not list: they count for dead, as they
+            do for whoever reads the file by its footer.
+    """
 
     segment: Segment
     records: Sequence[tuple[int, int, Header]]
     sealed: bool
+    unlisted: Collection[int]
 
 
 class Look(NamedTuple):
@@ -106,6 +116,7 @@ def look(
             else:
                 segment = Segment(*parsed)
                 segment.living, segment.disk_nbytes, segment.used = living, nbytes, status.changed_ns
+                segment.unread = True
                 found.fresh.append(segment)
                 if not segment.over(now):
                     found.fresh[-1] = _read(disk, folder, segment, now)
@@ -119,6 +130,7 @@ def _read(disk: Disk, folder: Folder, segment: Segment, now: float) -> Segment:
         if not segment.sealed and not segment.living and not _mend(disk, folder, fd, segment):
             segment = segment.anew()
             fill(disk, fd, segment, now)
+        segment.unread = not segment.sealed and disk.size(fd) > segment.size
         return segment
     finally:
         disk.close(fd)
@@ -126,6 +138,7 @@ def _read(disk: Disk, folder: Folder, segment: Segment, now: float) -> Segment:
 
 def _follow(disk: Disk, folder: Folder, segment: Segment, found: Look, now: float) -> None:
     """See what came behind the known end of a file; read it anew if that is not where records end."""
+    segment.unread = True
     fd = disk.open(folder.path / segment.name, write=not segment.living)
     try:
         file_nbytes = disk.size(fd)
@@ -137,13 +150,24 @@ def _follow(disk: Disk, folder: Folder, segment: Segment, found: Look, now: floa
         if file_nbytes < segment.size or (footer is not None and footer[2] != end):
             anew = segment.anew()
             fill(disk, fd, anew, now)
+            anew.unread = not anew.sealed and disk.size(fd) > anew.size
             found.fresh.append(anew)
         elif records or footer is not None:
-            found.grown.append(Growth(segment, records, footer is not None))
-        elif not segment.living:
-            _mend(disk, folder, fd, segment)
+            unlisted = _unlisted(segment, records, footer[0]) if footer is not None else ()
+            found.grown.append(Growth(segment, records, footer is not None, unlisted))
+            segment.unread = footer is None and file_nbytes > end
+        else:
+            if not segment.living and not segment.owed:
+                _mend(disk, folder, fd, segment)
+            segment.unread = not segment.sealed and disk.size(fd) > segment.size
     finally:
         disk.close(fd)
+
+
+def _unlisted(segment: Segment, records: Sequence[tuple[int, int, Header]], footer: bytearray) -> set[int]:
+    known = np.frombuffer(bytes(segment.rows), ROW_DTYPE)  # a copy, since the loop may add to them
+    offsets = {*known["offset"].tolist(), *(offset for offset, _, header in records if header.kind)}
+    return offsets.difference(np.frombuffer(footer, ROW_DTYPE)["offset"].tolist())
 
 
 def _mend(disk: Disk, folder: Folder, fd: int, segment: Segment) -> bool:

@@ -45,8 +45,12 @@ def scrub(folder: Folder, name: str, least: int, which: Erased) -> bool:
             changed = disk.status(fd).changed_ns
             footer = read_footer(disk, fd, disk.size(fd))
             if footer is None:
-                if _overwrite(disk, fd, disk.size(fd), which) < least:
+                size = disk.size(fd)
+                end = _overwrite(disk, fd, size, which)
+                if end < least:
                     return False
+                if end < size:  # part of a record, whosever it is: of a killed process, or of an append that failed
+                    disk.truncate(fd, end)
             else:
                 rows, owners, size = footer
                 disk.truncate(fd, size)
@@ -68,9 +72,10 @@ def _overwrite(disk: Disk, fd: int, size: int, which: Erased) -> int:
     for offset, header_nbytes, header in scan(disk, fd, size):
         end = offset + header_nbytes + header.nbytes
         if header.kind and which.means(header.owner):
-            at = write_all(disk, fd, [dead_header(read_upto(disk, fd, header_nbytes, offset))], offset)
-            while at < end:
+            at = offset + header_nbytes
+            while at < end:  # before the header, by which who comes after a crash finds them
                 at = write_all(disk, fd, [bytes(min(ZEROS_NBYTES, end - at))], at)
+            write_all(disk, fd, [dead_header(read_upto(disk, fd, header_nbytes, offset))], offset)
     return end
 
 

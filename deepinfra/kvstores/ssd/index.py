@@ -180,6 +180,11 @@ class Index:
             self._departed.add(id_, "damaged")
             self.damaged += 1
 
+    @property
+    def serial(self) -> int:
+        """The largest serial number there ever was."""
+        return self._serial
+
     def next_serial(self) -> int:
         """A serial number above all there ever were."""
         self._serial += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -59,9 +59,12 @@ class Segment:
         disk_nbytes: Bytes the file takes at most, its footer included, even before that is written.
         sealed: Whether the file ends with a footer, so that nobody appends to it.
         living: Whether a process has it open for appending.
+        unread: Whether more may be in the file than rows and owners tell of, since it could not be read or cut.
         fd: Open for appending by us; `None` when it is not, or not yet created.
         used: When one of its records was last wanted: nanoseconds since the epoch, made unequal.
         live: Rows that are not dead.
+        owed: Numbers of owners who were forgotten, and whose bytes may still be in the file; their names stay until
+            those are overwritten, and no footer is written before.
         rows: One row per record, in the order of the file; a dead one has kind 0.
     """
 
@@ -71,13 +74,14 @@ class Segment:
         self.number = 0
         self.size = 0
         self.disk_nbytes = 0
-        self.sealed = self.living = False
+        self.sealed = self.living = self.unread = False
         self.fd: int | None = None
         self.used = 0
         self.live = 0
         self.unsynced_nbytes = 0
         self.synced_at = 0.0
         self.owners: list[Owner] = []
+        self.owed: set[int] = set()
         self.rows = bytearray()
         self._owner_ids: dict[Owner, int] = {}
 
@@ -156,14 +160,26 @@ class Segment:
         self.table()["tag"][ordinals] &= ~_KIND
         self.live -= len(ordinals)
 
+    def kill_at(self, offsets: Collection[int]) -> None:
+        """Mark the live rows at certain offsets dead."""
+        table = self.table()
+        at = np.isin(table["offset"], np.fromiter(offsets, np.uint64))
+        self.kill_all(np.flatnonzero(at & (table["tag"] & _KIND != 0)))
+
     def forget(self, which: Erased) -> tuple[int, int]:
-        """Mark the rows of certain owners dead and their owners unknown; returns how many, and bytes of payload."""
+        """Mark the rows of certain owners dead, and owe their overwriting; returns how many, and bytes of payload."""
         gone = [number for number, owner in enumerate(self.owners) if which.means(owner)]
         table = self.table()
         ordinals = np.flatnonzero(np.isin(table["tag"] >> 2, gone) & (table["tag"] & _KIND != 0))
         nbytes = int(table["nbytes"][ordinals].sum(dtype=np.uint64))
         self.kill_all(ordinals)
         for number in gone:
-            self._owner_ids.pop(self.owners[number], None)  # not there: forgotten before
-            self.owners[number] = NOBODY
+            self._owner_ids.pop(self.owners[number], None)  # what they save from now on has another number
+        self.owed.update(gone)
         return len(ordinals), nbytes
+
+    def settle(self, which: Erased) -> None:
+        """What was owed to certain owners is overwritten: nobody is named any more."""
+        for number in [number for number in self.owed if which.means(self.owners[number])]:
+            self.owners[number] = NOBODY
+            self.owed.discard(number)

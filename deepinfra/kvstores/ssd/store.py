@@ -255,7 +255,11 @@ class SsdStore(KVStore):
         return ()
 
     async def forget(self, which: NamespaceFilter) -> Forgotten:
-        """See `KVStore.forget`. The records' bytes are overwritten or unlinked when this returns."""
+        """See `KVStore.forget`. The records' bytes are overwritten or unlinked when this returns.
+
+        What the disk does not let be overwritten or told to others then, later saves try again, and so does who enters
+        the folder after a crash: then everything goes that the folder holds of these owners, whenever it was saved.
+        """
         return await self._writer.forget(which) if self._entered else Forgotten(records=0, nbytes=0)
 
     def stats(self) -> KVStats:

@@ -120,10 +120,10 @@ class Writer:
             await self._reserve(Wish())
 
     async def end(self) -> None:
-        """Seal what is open."""
+        """Forget what could not be forgotten yet, and seal what is open."""
         async with self._lock:
-            for segment in list(self._open.values()):
-                await self.seal(segment)
+            await self._eraser.again()
+            await self.seal_all()
 
     async def save(self, lives: Sequence[Life]) -> None:
         """Append records that are not held, batch by batch; a cancelled call leaves between batches."""
@@ -197,7 +197,7 @@ class Writer:
                     if batch:
                         break
                     if segment:
-                        await self.seal(segment)
+                        await self._seal(segment)
                         segment = None
                 if life.again or self._quotas.take(record.tenant, more, self._clock.now()):
                     batch[id_] = life
@@ -331,7 +331,7 @@ class Writer:
 
     async def _create(self, group: Group) -> Segment:
         if len(self._open) >= MOST_CLAIMS:
-            await self.seal(next(iter(self._open.values())))
+            await self._seal(next(iter(self._open.values())))
         traffic, hour, tag = group
         segment = Segment(traffic, hour, self._index.next_serial(), self._folder.writer, tag)
         segment.synced_at = self._clock.now()
@@ -340,11 +340,16 @@ class Writer:
         self._open[group] = segment
         return segment
 
-    async def seal(self, segment: Segment) -> None:
+    async def seal_all(self) -> None:
+        """Seal what is open."""
+        for segment in list(self._open.values()):
+            await self._seal(segment)
+
+    async def _seal(self, segment: Segment) -> None:
         """Write the footer and close the file; where that fails somebody's look seals it later."""
         fd = segment.fd
         segment.rows = bytearray(segment.rows)  # without the room that it grew into
-        while fd is not None:
+        while fd is not None and not segment.owed:
             rows = segment.live_rows().tobytes()
             nbytes = footer_nbytes(len(rows) // ROW.size, segment.owners)
             args = segment.name, fd, segment.size, rows, segment.owners, segment.used, self._follower.heard
@@ -358,8 +363,9 @@ class Writer:
             if segment.sealed:
                 self.written_nbytes += nbytes
                 segment.disk_nbytes = allocated(segment.size + nbytes)
-            await self._offload(_close, self._disk, fd, self._limits.fsync != "none")
             break
+        if fd is not None:
+            await self._offload(_close, self._disk, fd, self._limits.fsync != "none")
         segment.fd = None
         del self._open[segment.group]
         self._follower.mine.discard(segment.name)

@@ -142,6 +142,8 @@ def test_forgetting_takes_the_owners_rows_and_name() -> None:
     index.adopt([shared])
     assert shared.forget(Erased.of(NamespaceFilter(tenant="mine"))) == (10, 10 * 256)
     assert [index.seek(key(i), NOW) is not None for i in range(20)] == [False] * 10 + [True] * 10
+    assert [owner.tenant for owner in shared.owners] == ["mine", "others"], "until its bytes are overwritten"
+    shared.settle(Erased.of(NamespaceFilter(tenant="mine")))
     assert [owner.tenant for owner in shared.owners] == ["", "others"]
 
 
