@@ -180,7 +180,7 @@ def _values(table: Mapping[str, object], known: Mapping[str, str], place: str) -
         right = {"str": str, "bool": bool, "int": int}.get(kind, (int, float))
         if not isinstance(value, right) or isinstance(value, bool) != (kind == "bool"):
             raise ConfigError(f"{place}.{name}: {value!r} must be {_KINDS.get(kind, 'a number')}")
-        found[name] = value
+        found[name] = float(value) if right == (int, float) else value  # type: ignore[arg-type]
     return found
 
 

@@ -19,6 +19,7 @@ from deepinfra.bench.simulate.results import SimulationResult
 from deepinfra.bench.simulate.run import PoolSetup, Setup, simulate
 from deepinfra.bench.simulate.traces import Arrival, LengthClass, generated, stretched
 from deepinfra.core.cost import Sample, StepCost
+from deepinfra.errors import ConfigError
 from deepinfra.executors.simulated import SimulatedExecutor
 from deepinfra.schedulers.bucketed import Bucketed
 
@@ -31,7 +32,7 @@ SAMPLES = 50
 """Of how busy the prefill pool is."""
 
 LONGEST = 131_072
-"""Most tokens of a simulated sequence."""
+"""Most tokens of a simulated sequence, unless contexts are so long that four of the mean are more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,12 @@ def checked(fleet: Fleet, plan: Plan, *, requests: int = 300, seed: int = 0) -> 
         plan: Its plan.
         requests: How many go through each pool.
         seed: Of their lengths and arrivals.
+
+    Raises:
+        ConfigError: All prompts are cached, so that there is no prefill pool.
     """
+    if not fleet.traffic.uncached:
+        raise ConfigError("hit_rate: no prompt is computed, so that there is no prefill pool to simulate")
     prompts = _prompts(fleet, plan, requests, seed)
     prefill = simulate(prompts, replace(_prefill(fleet), interval_s=max(1e-3, prompts[-1].at_s / SAMPLES)))
     decode = simulate(_answers(fleet, plan, requests, seed), _decode(fleet, plan))
@@ -126,11 +132,15 @@ def _drawn(fleet: Fleet, requests: int, per_s: float, prompt: float, output: flo
     scatter = sqrt(max(0.0, log(2.0 * fleet.traffic.position / fleet.traffic.prompt)))
     median = exp(-0.5 * scatter * scatter)
     kind = LengthClass(1.0, prompt * median, max(1.0, output * median), scatter)
-    found = generated(requests, per_s, [kind], seed=seed, longest=LONGEST)
+    found = generated(requests, per_s, [kind], seed=seed, longest=_longest(fleet))
     if output == 1.0:
         found = [each._replace(output=1) for each in found]
         return stretched(found, mean(each.prompt for each in found) / prompt)
     return stretched(found, mean(each.output for each in found) / output)
+
+
+def _longest(fleet: Fleet) -> int:
+    return max(LONGEST, 4 * round(fleet.traffic.context))
 
 
 def _prefill(fleet: Fleet) -> Setup:
@@ -139,7 +149,8 @@ def _prefill(fleet: Fleet) -> Setup:
     cost, _ = fitted([Sample(work, fleet.prefill_roofline.seconds(work)) for work in works])
     token = cost.chunk_token + cost.chunk_read * fleet.traffic.uncached_position
     cost = StepCost(step=cost.step, chunk_token=token)
-    return Setup(name="prefill", pools=[_pool(cost, 4 * LONGEST // BLOCK_SIZE, chunk, "prefill")])
+    longest = _longest(fleet)
+    return Setup(name="prefill", pools=[_pool(cost, 4 * longest // BLOCK_SIZE, chunk, longest, "prefill")])
 
 
 def _decode(fleet: Fleet, plan: Plan) -> Setup:
@@ -157,12 +168,13 @@ def _decode(fleet: Fleet, plan: Plan) -> Setup:
     )
     nbytes = fleet.model.stored_nbytes * BLOCK_SIZE
     room = int(fleet.decode_roofline.kv_nbytes / nbytes)
-    blocks = min(room, 4 * plan.batch * LONGEST // BLOCK_SIZE)  # more would never be used
-    free = _pool(StepCost(), 64 * LONGEST // BLOCK_SIZE, 4 * LONGEST, "prompts")
-    return Setup(name="decode", prefill=[free], decode=[_pool(cost, blocks, 4 * LONGEST, "decode")])
+    longest = _longest(fleet)
+    blocks = min(room, 4 * plan.batch * longest // BLOCK_SIZE)  # more would never be used
+    free = _pool(StepCost(), 64 * longest // BLOCK_SIZE, 4 * longest, longest, "prompts")
+    return Setup(name="decode", prefill=[free], decode=[_pool(cost, blocks, 4 * longest, longest, "decode")])
 
 
-def _pool(cost: StepCost, blocks: int, step_tokens: int, name: str) -> PoolSetup:
+def _pool(cost: StepCost, blocks: int, step_tokens: int, longest: int, name: str) -> PoolSetup:
     return PoolSetup(
         scheduler=Bucketed,
         executor=lambda: SimulatedExecutor(
@@ -171,7 +183,7 @@ def _pool(cost: StepCost, blocks: int, step_tokens: int, name: str) -> PoolSetup
             block_size=BLOCK_SIZE,
             max_step_tokens=step_tokens,
             max_seqs=4096,
-            max_context=LONGEST,
+            max_context=longest,
         ),
         name=name,
     )

@@ -55,4 +55,5 @@ def _moves(fleet: Fleet, plan: Plan, name: str, factor: float) -> dict[str, floa
         changed = dataclasses.replace(fleet, **{place: varied(getattr(fleet, place), figure, factor)}).plan()
     except ConfigError:
         return None
-    return {each: getattr(changed, each) / getattr(plan, each) - 1.0 for each in OUTPUTS}
+    before = {each: getattr(plan, each) for each in OUTPUTS}
+    return {each: getattr(changed, each) / value - 1.0 if value else 0.0 for each, value in before.items()}

@@ -7,6 +7,7 @@ import pytest
 from deepinfra.bench.simulate.plan.asked import Asked
 from deepinfra.bench.simulate.plan.check import checked
 from deepinfra.bench.simulate.plan.fleet import Fleet
+from deepinfra.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +40,9 @@ def test_the_same_seed_gives_the_same_result(fleet: Fleet) -> None:
     plan = fleet.plan()
     first, second = (dataclasses.replace(checked(fleet, plan, requests=20, seed=3), took_s=0.0) for _ in range(2))
     assert first == second
+
+
+def test_a_plan_without_prompts_to_compute_has_nothing_to_simulate(fleet: Fleet) -> None:
+    hits = dataclasses.replace(fleet, traffic=dataclasses.replace(fleet.traffic, hit_rate=1.0))
+    with pytest.raises(ConfigError, match="hit_rate: no prompt is computed"):
+        checked(hits, hits.plan())

@@ -142,6 +142,11 @@ def test_what_matters_most_comes_first_and_moves_as_a_second_plan_does() -> None
     assert hits.less["devices"] == pytest.approx(fewer.devices / plan.devices - 1)
 
 
+def test_what_is_nothing_does_not_move() -> None:
+    rows = sensitivities(changed(traffic={"hit_rate": 1.0}, service={"batch": 41}))
+    assert all(moves is None or moves["prefill_per_decode"] == 0.0 for row in rows for moves in (row.less,))
+
+
 def test_an_unknown_fleet_is_refused() -> None:
     with pytest.raises(ConfigError, match="fleet: none is named 'mine'; known: deepseek-2026, deepseek-2025"):
         fleet_named("mine")

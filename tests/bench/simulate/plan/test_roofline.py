@@ -96,6 +96,14 @@ def test_a_group_beyond_its_domain_is_as_slow_as_the_network() -> None:
     assert far.communication(decode(64)) > near.communication(decode(64))
 
 
+@pytest.mark.parametrize(("width", "us"), [(32, 155 + 273), (64, 173 + 314), (128, 192 + 369)])
+def test_experts_of_other_nodes_are_about_as_far_as_deepep_measured(width: int, us: float) -> None:
+    """DeepEP docs/legacy.md: low-latency dispatch and combine of 128 rows of 7168, 8 experts each, at 400 Gb/s."""
+    model = MODELS["deepseek-v3"]
+    seconds = Roofline(DEVICES["h800"], model, Layout(width=width)).communication(decode(128)) / model.expert_layers
+    assert seconds == pytest.approx(us * 1e-6, rel=0.15)
+
+
 def test_communication_counts_only_beyond_everything_else() -> None:
     roofline = ROOFLINES[3]
     work = StepWork().chunk(0, 8192)
