@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from deepinfra import __version__
-from deepinfra.cli import bench, chat, check_plugin, doctor, explain, generate, plugins, profile, pull, recipe, serve
+from deepinfra.cli import (
+    bench,
+    chat,
+    check_plugin,
+    doctor,
+    explain,
+    generate,
+    plugins,
+    profile,
+    pull,
+    recipe,
+    serve,
+    top,
+)
 from deepinfra.cli.cache import cache
 from deepinfra.cli.failures import sentence_for
 from deepinfra.cli.simulate import simulate
@@ -32,6 +45,7 @@ app.command("plugins")(plugins.plugins)
 app.command("check-plugin")(check_plugin.check_plugin)
 app.command("doctor")(doctor.doctor)
 app.command("profile")(profile.profile)
+app.command("top")(top.top)
 app.add_typer(bench.bench, name="bench")
 app.add_typer(cache, name="cache")
 app.add_typer(recipe.recipe, name="recipe")

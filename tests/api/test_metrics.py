@@ -4,17 +4,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from deepinfra import ApiKey
 from deepinfra.api.app import asgi
 from deepinfra.core.kv import KVStats, TierStats
+from deepinfra.core.step import StepPlan, StepResult
 from deepinfra.engine import Engine, Pool
 from deepinfra.engine.stats import EngineStats
 from deepinfra.executors.toy import ToyExecutor
+from deepinfra.interfaces.executor import StepHandle
 from deepinfra.kvstores import MemoryStore, SsdStore
-from deepinfra.schedulers.fcfs import Fcfs
+from deepinfra.schedulers import Bucketed, Fcfs
+from deepinfra.schedulers.tenants import Tenant
 from deepinfra.testing.client import Client
 from deepinfra.testing.tiny import TinyRecipe
 
@@ -145,3 +150,102 @@ def test_every_number_of_the_engine_is_exported() -> None:
     for record, elsewhere in fields.items():
         for name in record.__slots__:
             assert name in elsewhere or f".{name}" in source or f'"{name}"' in source, (record, name)
+
+
+# -- the scheduler --------------------------------------------------------------------------------
+
+
+def bucketed(executor: Any = None, **settings: Any) -> Engine:
+    return Engine(TinyRecipe(), Pool(Bucketed(**settings), executor or ToyExecutor(num_blocks=256)), name="toy")
+
+
+async def test_each_bucket_tells_what_waits_and_how_it_is_treated(kit: Any) -> None:
+    executor = kit.Gated(shut=True, max_seqs=1)
+    engine = bucketed(executor, edges=(64,))
+    async with engine, anyio.create_task_group() as group:
+        client = Client(asgi(engine))
+        group.start_soon(client.post, CHAT, kit.chat())
+        await kit.until(lambda: executor.steps)
+        for text in ("hello", "x" * 100):
+            group.start_soon(client.post, CHAT, kit.chat(text))
+        await kit.until(lambda: engine.stats().waiting + engine.stats().running == 3)
+        samples, (pool,) = await scrape(client), engine.stats().pools
+        executor.gate.set()
+        await kit.settled(engine)
+        after, (then,) = await scrape(client), engine.stats().pools
+    short, long = pool.scheduler.buckets
+    assert (short.least, long.least) == (0, 64)
+    assert samples("bucket_waiting", bucket="64") == long.waiting == 1
+    assert samples("bucket_waiting_tokens", bucket="64") == long.waiting_tokens > 64
+    assert samples("backlog_tokens") == short.waiting_tokens + long.waiting_tokens
+    assert after("bucket_waiting", bucket="64") == after("bucket_oldest_seconds", bucket="64") == 0
+    assert after("bucket_opened_total", bucket="64") == 1
+    assert after("bucket_opened_total", bucket="0") == 2
+    assert after("bucket_tokens_total", bucket="64") == then.scheduler.buckets[1].tokens > 64
+
+
+class _Timed(StepHandle):
+    def __init__(self, inner: StepHandle, seconds: float) -> None:
+        self.masks, self._inner, self._seconds = inner.masks, inner, seconds
+
+    async def result(self) -> StepResult:
+        return (await self._inner.result())._replace(seconds=self._seconds)
+
+
+class TimedExecutor(ToyExecutor):
+    """Says that steps took as long as a model's do."""
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        return _Timed(super().submit(plan), 0.01 + 0.001 * sum(item.length for item in plan.items))
+
+
+async def test_steps_tell_what_they_may_take_what_was_foretold_and_what_they_took(kit: Any) -> None:
+    engine = bucketed(TimedExecutor(num_blocks=256))
+    async with engine:
+        client = Client(asgi(engine))
+        for number in range(12):
+            assert (await client.post(CHAT, kit.chat(chr(97 + number) * (1 + 40 * number))))[0] == 200
+        await kit.settled(engine)
+        samples, (pool,) = await scrape(client), engine.stats().pools
+    told = [samples("aimed_step_seconds_total", what=what) for what in ("budget", "predicted", "measured")]
+    stats = pool.scheduler
+    assert told == [stats.budget_s, stats.predicted_s, stats.measured_s]
+    assert all(told)
+    assert told[1] == pytest.approx(told[2], rel=0.1)
+    assert samples("overtakes_bound") == 64
+    assert samples("wait_steps_bound") == stats.max_wait_steps
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+async def test_tenants_are_told_by_name_only_where_that_is_wanted(kit: Any, by_name: bool) -> None:
+    engine = bucketed(tenants={"ann": Tenant(max_queue_tokens=10)})
+    keys = [ApiKey.of(f"sk-{name}-0123456789", name=name) for name in ("ann", "bob")]
+    app = asgi(engine, keys=keys, tenant_metrics=by_name)
+    async with engine:
+        for name, wanted in (("ann", 200), ("bob", 200), ("bob", 200)):
+            client = Client(app, headers=[("authorization", f"Bearer sk-{name}-0123456789")])
+            assert (await client.post(CHAT, kit.chat()))[0] == wanted
+        await kit.settled(engine)
+        samples = await scrape(Client(app))
+    names = {s.labels["tenant"] for s in samples.all if "tenant" in s.labels}
+    if by_name:
+        assert names == {"ann", "bob"}
+        assert (samples("tenant_opened_total", tenant="ann"), samples("tenant_opened_total", tenant="bob")) == (1, 2)
+    else:
+        assert names == {"*"}
+        assert samples("tenant_opened_total", tenant="*") == 3
+
+
+async def test_refusals_are_counted_by_whose_limit_was_met(kit: Any) -> None:
+    executor = kit.Gated(shut=True, max_seqs=1)
+    engine = bucketed(executor, max_queue=2, tenants={"*": Tenant(max_queue=2)})
+    async with engine, anyio.create_task_group() as group:
+        client = Client(asgi(engine))
+        group.start_soon(client.post, CHAT, kit.chat())
+        group.start_soon(client.post, CHAT, kit.chat("and another"))
+        await kit.until(lambda: executor.steps and engine.stats().waiting + engine.stats().running == 2)
+        assert (await client.post(CHAT, kit.chat()))[0] == 429
+        samples = await scrape(client)
+        executor.gate.set()
+    assert (samples("refused_total", limit="tenant"), samples("refused_total", limit="server")) == (1, 0)
+    assert samples("tenant_refused_total", tenant="*") == 1
