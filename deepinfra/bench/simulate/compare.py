@@ -28,7 +28,7 @@ class Figure(NamedTuple):
     Attributes:
         value: `None` if there is none.
         ratio: Over the first simulation's; `None` for the first, and where one of the two is missing or the first 0.
-        verdict: Beside the first one's.
+        verdict: Beside the first one's; `None` for the first, and where neither more nor less is better.
         n: Values behind a percentile.
     """
 
@@ -40,11 +40,14 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One row: what is compared, its unit, whether more is better, and each simulation's figure."""
+    """One row: what is compared, its unit, whether more is better, and each simulation's figure.
+
+    `more_is_better` is `None` where neither is: overtaking within its bound is what a scheduler is for.
+    """
 
     name: str
     unit: Unit
-    more_is_better: bool
+    more_is_better: bool | None
     figures: tuple[Figure, ...]
 
 
@@ -102,7 +105,7 @@ def document(
 _Look: TypeAlias = "Callable[[Summary], tuple[float | None, int | None]]"
 
 
-def _rows(first: Summary) -> Iterator[tuple[str, Unit, bool, _Look]]:
+def _rows(first: Summary) -> Iterator[tuple[str, Unit, bool | None, _Look]]:
     for percent in ("p50", "p99"):
         for index, name in _buckets(first):
             yield f"first token {percent}, {name}", "s", False, _of_spread(index, "first_token_s", percent)
@@ -113,7 +116,7 @@ def _rows(first: Summary) -> Iterator[tuple[str, Unit, bool, _Look]]:
     yield "output tokens per second", "tok/s", True, lambda each: (each.output_tokens_per_s, None)
     yield "served requests", "share", True, lambda each: (each.served_share, each.requests)
     yield "prompt tokens from a cache", "share", True, lambda each: (each.hit_rate, None)
-    yield "most overtakes of one request", "times", False, _of_spread(-1, "overtaken", "worst")
+    yield "most overtakes of one request", "times", None, _of_spread(-1, "overtaken", "worst")
     yield "preemptions", "times", False, lambda each: (float(each.preemptions), None)
     yield "cost per million output tokens", "money", False, lambda each: (each.cost_per_million_output, None)
     yield "cost per million tokens", "money", False, lambda each: (each.cost_per_million, None)
@@ -133,10 +136,12 @@ def _of_spread(index: int, name: str, percent: str) -> _Look:
     return look
 
 
-def _beside(base: float | None, value: float | None, n: int | None, more_is_better: bool) -> Figure:
+def _beside(base: float | None, value: float | None, n: int | None, more_is_better: bool | None) -> Figure:
     if base is None or value is None:
         return Figure(value, n=n)
-    verdict: Verdict = "better" if (value > base) is more_is_better else "worse"
+    verdict: Verdict | None = None
     if abs(value - base) <= SAME * max(abs(base), abs(value)):
         verdict = "same"
+    elif more_is_better is not None:
+        verdict = "better" if (value > base) is more_is_better else "worse"
     return Figure(value, value / base if base else None, verdict, n)

@@ -12,7 +12,7 @@ from deepinfra.bench.simulate.plots import number_text, seconds_text
 from deepinfra.bench.simulate.report import Spread, Summary
 from deepinfra.bench.simulate.results import SimulationResult
 
-__all__ = ("SIGNS", "STYLE", "figure_text", "page", "ratio_text")
+__all__ = ("STYLE", "figure_text", "page", "verdict_text")
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --soft: #59636e; --rule: #d8dee4; --wash: #f3f5f7;
@@ -165,10 +165,13 @@ def _figure(figure: Figure, unit: Unit) -> str:
 
 
 def _verdict(figure: Figure) -> str:
-    if figure.verdict is None:
-        return ""
-    ratio = "" if figure.ratio is None else f"×{ratio_text(figure.ratio)} "
-    return f'<span class="{figure.verdict}">{ratio}{SIGNS[figure.verdict]}</span>'
+    return f'<span class="{figure.verdict or ""}">{verdict_text(figure)}</span>'
+
+
+def verdict_text(figure: Figure) -> str:
+    """`×0.20 ▲ better`; empty for the first simulation."""
+    ratio = "" if figure.ratio is None else f"×{ratio_text(figure.ratio)}"
+    return " ".join(filter(None, (ratio, SIGNS[figure.verdict] if figure.verdict else "")))
 
 
 def ratio_text(ratio: float) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deepinfra.bench.simulate.results import RequestRow, SimulationResult
+from deepinfra.bench.simulate.results import PoolSample, RequestRow, SimulationResult
 from deepinfra.core.buckets import bucket_of
 
 __all__ = (
@@ -249,7 +249,7 @@ def summarise(result: SimulationResult, *, price: float | None = None) -> Summar
         took_s=result.took_s,
         all=dataclasses.replace(every, name="all"),
         buckets=buckets,
-        pools=[_pool(result, index) for index in range(len(result.pools))],
+        pools=_pools(result),
     )
 
 
@@ -302,8 +302,14 @@ def _gaps(rows: Sequence[RequestRow], counts: Sequence[int], bounds: Sequence[fl
     return Spread(n=n, mean=mean, p50=found[0], p90=found[1], p99=found[2], worst=worst)
 
 
-def _pool(result: SimulationResult, index: int) -> PoolSummary:
-    samples = [sample for sample in result.samples if sample.pool == index]
+def _pools(result: SimulationResult) -> list[PoolSummary]:
+    samples: list[list[PoolSample]] = [[] for _ in result.pools]
+    for sample in result.samples:
+        samples[sample.pool].append(sample)
+    return [_pool(result, index, own) for index, own in enumerate(samples)]
+
+
+def _pool(result: SimulationResult, index: int, samples: Sequence[PoolSample]) -> PoolSummary:
     blocks = result.blocks[index] if index < len(result.blocks) else 0
     n = len(samples)
     return PoolSummary(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from deepinfra.bench.simulate.compare import Comparison, Figure, compare
-from deepinfra.bench.simulate.html import SIGNS, figure_text, ratio_text
+from deepinfra.bench.simulate.html import figure_text, verdict_text
 from deepinfra.bench.simulate.plots import seconds_text
 from deepinfra.bench.simulate.report import SERVED, Summary
 
@@ -26,8 +26,4 @@ def table_lines(found: Sequence[Summary]) -> Iterator[str]:
 
 
 def _cell(figure: Figure, row: Comparison) -> str:
-    text = figure_text(figure.value, row.unit)
-    if figure.verdict is None:
-        return text
-    ratio = "" if figure.ratio is None else f" ×{ratio_text(figure.ratio)}"
-    return f"{text}{ratio} {SIGNS[figure.verdict]}"
+    return " ".join(filter(None, (figure_text(figure.value, row.unit), verdict_text(figure))))

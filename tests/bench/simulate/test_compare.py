@@ -107,3 +107,10 @@ def test_every_field_of_the_document_is_documented(make_result: Make) -> None:
 def test_what_cannot_be_compared_is_refused(results: list[SimulationResult], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         summaries(results)
+
+
+def test_overtaking_is_neither_better_nor_worse() -> None:
+    often = [each._replace(overtaken=9) for each in simulation("b", 1.0).requests]
+    found = compare(summaries([simulation("a", 1.0), dataclasses.replace(simulation("b", 1.0), requests=often)]))
+    row = named(found, "most overtakes of one request")
+    assert (row.more_is_better, row.figures[1].value, row.figures[1].verdict) == (None, 9, None)
