@@ -125,7 +125,8 @@ class Queue:
         rank = Rank(counts_as - priority * self._aging, tag, self._arrivals + 1)
         amount = Amount.of(job.tokens - job.uncached, job.uncached)
         work_s = self._waits.work_s(job, amount)
-        leaving = [self.entries[ask.seq] for ask in self._admit(job, rank, amount, work_s, priority, now)]
+        makers = () if job.begun else self._admit(job, rank, amount, work_s, priority, now)
+        leaving = [self.entries[ask.seq] for ask in makers]
         for entry in leaving:
             self._leave(entry)
             entry.leaving = True
@@ -137,6 +138,7 @@ class Queue:
         ask = Ask(job.seq, amount, priority, self._arrivals)
         line = self._place(job.uncached)
         entry = Entry(job, rank, job.tokens, ask, line, work_s, counts_as, cached=job.cached)
+        entry.served = 0 if job.begun else -1
         self.entries[job.seq] = entry
         self._now = now
         self._enter(entry)
