@@ -76,6 +76,7 @@ def test_every_input_is_printed_with_its_source() -> None:
         (("--user-speed", "1e9"), "user_speed: 1e+09 tokens per second are more than"),
         (("--file", "nowhere.toml"), "nowhere.toml: cannot be read: "),
         (("--html", "nowhere/plan.html"), "nowhere/plan.html: cannot be written: "),
+        (("--price", "-1"), "prefill.usd_hour: -1 must be at least 0"),
         (("--batch", "0"), "--batch"),
     ],
 )

@@ -45,6 +45,9 @@ def plan(
     user_speed: Annotated[
         float | None, typer.Option(help="Tokens per second and user that decoding must reach.")
     ] = None,
+    price: Annotated[
+        float | None, typer.Option(help="Of a device for an hour in US dollars, for the cost of tokens.")
+    ] = None,
     path: Annotated[
         Path | None, typer.Option("--file", metavar="FILE", help="TOML with devices, models and other figures.")
     ] = None,
@@ -84,6 +87,7 @@ def plan(
         prefill=prefill_device or device,
         decode=decode_device or device,
         model=model,
+        price=price,
         context=None if context is None else tokens_of(context, "--context"),
         figures={"traffic": traffic, "service": {name: value for name, value in service.items() if value is not None}},
         path=path,

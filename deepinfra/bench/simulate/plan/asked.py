@@ -44,6 +44,7 @@ class Asked:
         prefill: Device that computes prompts.
         decode: Device that decodes.
         model: What is served.
+        price: Of a device of either kind for an hour, in US dollars.
         context: Mean context of a generated token; requests are then equally long.
         figures: Others to change, by place (`traffic`, `service`, ...) and name.
         path: File to read; what is asked for here wins over it.
@@ -53,6 +54,7 @@ class Asked:
     prefill: str | None = None
     decode: str | None = None
     model: str | None = None
+    price: float | None = None
     context: float | None = None
     figures: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     path: Path | None = None
@@ -85,6 +87,9 @@ class Asked:
             fleet = _changed(fleet, place, _table(wanted, place), str(self.path))
         for place, wanted in self.figures.items():
             fleet = _changed(fleet, place, wanted, "asked for")
+        if self.price is not None:
+            for place in ("prefill", "decode"):
+                fleet = _changed(fleet, place, {"usd_hour": self.price}, "asked for")
         if self.context is not None:
             prompt = self.context - fleet.traffic.output / 2.0
             if prompt <= 0.0:

@@ -73,6 +73,12 @@ def test_a_context_is_that_of_requests_of_one_length() -> None:
     assert (traffic.prompt, traffic.position, traffic.context, traffic.output) == (9750.0, 4875.0, 10_000, 500.0)
 
 
+def test_a_price_makes_tokens_cost() -> None:
+    fleet = Asked(price=4.0, figures={"service": {"batch": 40}}).assembled()
+    plan, traffic = fleet.plan(), fleet.traffic
+    assert plan.usd_million == pytest.approx(plan.devices * 4.0 * 24 / (traffic.requests_day * traffic.output / 1e6))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
