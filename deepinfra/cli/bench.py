@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
+from deepinfra.cli.mix import mix
 from deepinfra.cli.progress import shown_line
 from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_models
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ("bench",)
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast it is on this machine.")
+bench.command("mix")(mix)
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object; docs/reference/bench.md names its fields.")

@@ -61,6 +61,11 @@ class PoolSetup:
     name: str = "pool"
     replicas: int = 1
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of each pool."""
+        return (self.name,) if self.replicas == 1 else tuple(f"{self.name}-{i}" for i in range(self.replicas))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -172,11 +177,7 @@ class _Simulation:
         )
 
     def _pools(self, setups: Sequence[PoolSetup]) -> list[Pool]:
-        return [
-            self._pool(setup, setup.name if setup.replicas == 1 else f"{setup.name}-{i}")
-            for setup in setups
-            for i in range(setup.replicas)
-        ]
+        return [self._pool(setup, name) for setup in setups for name in setup.names]
 
     def _pool(self, setup: PoolSetup, name: str) -> Pool:
         executor, scheduler = setup.executor(), setup.scheduler()
