@@ -144,6 +144,12 @@ def test_a_function_of_ones_own_routes(folder: Path, monkeypatch: pytest.MonkeyP
     assert [pool["output_tokens"] > 0 for pool in pools] == [False, True]
 
 
+def test_length_buckets_have_pools_of_their_own(folder: Path) -> None:
+    route = "by-bucket:pool-0+pool-1/pool-1/pool-2/pool-2"
+    rows = table("trace.jsonl", "--replicas", "3", "--route", route, "--rows")["simulations"][0]["rows"]
+    assert {(row["prompt"], row["pool"] == 2) for row in rows} == {(60, False), (9000, True)}
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -159,7 +165,9 @@ def test_a_function_of_ones_own_routes(folder: Path, monkeypatch: pytest.MonkeyP
         ("mix --replicas 2,2", "'2 replicas' would be compared with itself"),
         ("mix --against lifo", r"--against takes a file, KEY=VALUE or a scheduler \(.*fcfs.*\); 'lifo'"),
         ("mix --against pool.scheduler.edgs=[4]", "unknown setting pool.scheduler.edgs; did you mean 'edges'"),
-        ("mix --route fastest", "--route takes least-loaded, cache-aware or MODULE:FUNCTION; 'fastest'"),
+        ("mix --route fastest", "--route takes least-loaded, cache-aware, by-bucket:.* 'fastest' is something else"),
+        ("mix --route by-bucket:pool/a/a/a", "there is no pool 'a'; there are pool"),
+        ("mix --route by-bucket:pool/pool", "3 edges make 4 buckets"),
         ("mix --route json:nothing", "--route json:nothing: .*no attribute 'nothing'"),
         ("mix --cost h100", "'h100' is no device, number and model like h100x8/llama-70b"),
         ("mix --cost wrong.json", "wrong.json: unknown figure 'speed'; known: step, chunk_token"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +14,9 @@ from deepinfra.cli.progress import shown_count
 from deepinfra.cli.setup import Config
 
 if TYPE_CHECKING:
-    from deepinfra.engine import Route
+    from deepinfra.bench.simulate.run import Setup
 
-__all__ = ("route_for", "run")
+__all__ = ("run",)
 
 WORKLOAD_HELP = (
     "What comes in: a trace (Mooncake's .jsonl or Azure's .csv, as it is or .xz), or a generator with its parameters "
@@ -45,7 +46,8 @@ def run(
         str,
         typer.Option(
             metavar="NAME",
-            help="Which pool takes a request: least-loaded, cache-aware, or MODULE:FUNCTION of your own.",
+            help="Which pool takes a request: least-loaded, cache-aware, by-bucket:pool-0/pool-0+pool-1/pool-2/pool-2 "
+            "(pools of each length bucket), or MODULE:FUNCTION of your own.",
         ),
     ] = "least-loaded",
     cost: Annotated[
@@ -88,6 +90,7 @@ def run(
     from deepinfra.bench.simulate.machines import machine_named
     from deepinfra.bench.simulate.run import simulate
     from deepinfra.bench.simulate.traces import first, stretched
+    from deepinfra.cli.simulate.routes import route_for
     from deepinfra.cli.simulate.table import table_lines
     from deepinfra.cli.simulate.variants import fleets_for, variants_for
     from deepinfra.cli.simulate.workloads import workload_for
@@ -100,7 +103,6 @@ def run(
             raise ConfigError(f"{option} {path}: there is no folder {path.parent}")
     variants = variants_for(config, against or (), fleets_for(replicas, split))
     machine = machine_named(cost) if cost else None
-    chosen = route_for(route)
     arrivals = stretched(first(workload_for(workload), requests), 1.0 / scale)
     if not arrivals:
         raise ConfigError(f"{workload}: there are no requests in it")
@@ -112,12 +114,12 @@ def run(
             name=variant.name,
             machine=machine,
             fleet=variant.fleet,
-            route=chosen,
             settings={**settings, "route": route},
             edges=edges,
         )
         for variant in variants
     ]
+    setups = [replace(setup, route=route_for(route, edges=edges, pools=_names(setup))) for setup in setups]
     with shown_count() as show:
         results = [simulate(arrivals, setup, progress=_progress(show, setup.name, len(arrivals))) for setup in setups]
     found = summaries(results, price=price)
@@ -135,30 +137,8 @@ def run(
         typer.echo(f"report: {html}")
 
 
-def route_for(name: str) -> Route:
-    """A route by name, or a function of a module of one's own.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    import importlib
-    import sys
-
-    from deepinfra.engine import cache_aware, least_loaded
-    from deepinfra.errors import ConfigError
-
-    known: dict[str, Route] = {"least-loaded": least_loaded, "cache-aware": cache_aware()}
-    if name in known:
-        return known[name]
-    module, colon, function = name.partition(":")
-    if not colon:
-        raise ConfigError(f"--route takes {', '.join(known)} or MODULE:FUNCTION; {name!r} is something else")
-    sys.path.insert(0, "")  # modules of the user's folder, as uvicorn finds them
-    try:
-        found: Route = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"--route {name}: {error}") from error
-    return found
+def _names(setup: Setup) -> list[str]:
+    return [name for kind in (*setup.pools, *setup.prefill, *setup.decode) for name in kind.names]
 
 
 def _progress(show: Callable[[str, int, int, str], None], name: str, total: int) -> Callable[[int, float], None]:
