@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from deepinfra.errors import ConfigError
-
-if TYPE_CHECKING:
-    from deepinfra.bench.simulate.plan.check import Checked
-    from deepinfra.bench.simulate.plan.compare import Compared
-    from deepinfra.bench.simulate.plan.fleet import Fleet, Plan
-    from deepinfra.bench.simulate.plan.sensitivity import Sensitivity
 
 __all__ = ("plan",)
 
@@ -68,20 +62,13 @@ def plan(
 ) -> None:
     """Predict speeds, ratio and number of devices of a fleet, beside what was published about it."""
     from deepinfra.bench.simulate.plan.asked import Asked, tokens_of
-    from deepinfra.bench.simulate.plan.check import checked
-    from deepinfra.bench.simulate.plan.compare import compared
     from deepinfra.bench.simulate.plan.html import plan_page
-    from deepinfra.bench.simulate.plan.sensitivity import sensitivities
-    from deepinfra.bench.simulate.plan.text import checked_lines, plan_lines, sensitivity_lines
+    from deepinfra.bench.simulate.plan.outcome import outcome_of
+    from deepinfra.bench.simulate.plan.text import outcome_lines
 
-    traffic: dict[str, object] = {}
-    if tokens_per_day is not None:
-        traffic["tokens_day"] = tokens_of(tokens_per_day, "--tokens-per-day")
-    if hit_rate is not None:
-        traffic["hit_rate"] = hit_rate
-    if trace is not None:
-        traffic |= _lengths(trace)
-    service: dict[str, object] = {"batch": batch, "user_speed": user_speed}
+    day = None if tokens_per_day is None else tokens_of(tokens_per_day, "--tokens-per-day")
+    traffic = {"tokens_day": day, "hit_rate": hit_rate, **(_lengths(trace) if trace is not None else {})}
+    service = {"batch": batch, "user_speed": user_speed}
     asked = Asked(
         fleet=fleet,
         prefill=prefill_device or device,
@@ -89,36 +76,24 @@ def plan(
         model=model,
         price=price,
         context=None if context is None else tokens_of(context, "--context"),
-        figures={"traffic": traffic, "service": {name: value for name, value in service.items() if value is not None}},
+        figures={"traffic": _given(traffic), "service": _given(service)},
         path=path,
     )
-    assembled = asked.assembled()
-    planned = assembled.plan()
-    beside = compared(fleet, assembled, planned)
-    moves = sensitivities(assembled) if sensitivity else []
-    simulated = checked(assembled, planned, requests=check) if check else None
+    outcome = outcome_of(fleet, asked.assembled(), sensitivity=sensitivity, check=check)
     if html is not None:
-        _write(html, plan_page(assembled, planned, beside, moves, simulated))
+        _write(html, plan_page(outcome))
     if as_json is not None:
-        document = json.dumps(_object(fleet, assembled, planned, beside, moves, simulated))
+        document = json.dumps(outcome.document())
         if str(as_json) == "-":
             typer.echo(document)
             return
         _write(as_json, document)
-    for line in plan_lines(assembled, planned, beside):
+    for line in outcome_lines(outcome, inputs=inputs):
         typer.echo(line)
-    if simulated is not None:
-        typer.echo()
-        for line in checked_lines(planned, simulated):
-            typer.echo(line)
-    if inputs:
-        typer.echo()
-        for given in assembled.givens():
-            typer.echo(f"{given.name:36} {given.value:<12.6g} {given.source}")
-    if sensitivity:
-        typer.echo()
-        for line in sensitivity_lines(moves):
-            typer.echo(line)
+
+
+def _given(figures: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _write(path: Path, text: str) -> None:
@@ -137,23 +112,3 @@ def _lengths(path: Path) -> dict[str, object]:
         ((each.prompt, each.output) for each in read_workload(path)), source=path.name, tokens_day=1.0, hit_rate=0.0
     )
     return {name: getattr(found, name) for name in ("source", "prompt", "output", "position", "context")}
-
-
-def _object(
-    name: str,
-    fleet: Fleet,
-    plan: Plan,
-    beside: tuple[Compared, ...],
-    moves: list[Sensitivity],
-    simulated: Checked | None,
-) -> dict[str, object]:
-    return {
-        "kind": "plan",
-        "fleet": name,
-        "plan": dataclasses.asdict(plan),
-        "compared": [each._asdict() for each in beside],
-        "checked": dataclasses.asdict(simulated) if simulated is not None else None,
-        "batches": [dataclasses.asdict(each) for each in fleet.batches()],
-        "inputs": [each._asdict() for each in fleet.givens()],
-        "sensitivity": [each._asdict() for each in moves],
-    }

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from deepinfra.bench.simulate.plan.devices import DEVICES, Device, device_named
 from deepinfra.bench.simulate.plan.fleets import DEFAULT, fleet_named
 from deepinfra.bench.simulate.plan.given import check, replaced
-from deepinfra.bench.simulate.plan.models import MODELS, ModelShape, model_named, transformer
+from deepinfra.bench.simulate.plan.models import MODELS, model_named
 from deepinfra.bench.simulate.plan.roofline import Layout, Roofline
+from deepinfra.bench.simulate.plan.shape import ModelShape, transformer
 from deepinfra.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from math import ceil
 
 from deepinfra.bench.simulate.plan.devices import Device
 from deepinfra.bench.simulate.plan.given import SHARE, ZERO, Given, check, givens
-from deepinfra.bench.simulate.plan.models import ModelShape
 from deepinfra.bench.simulate.plan.roofline import Efficiency, Layout, Roofline
+from deepinfra.bench.simulate.plan.shape import ModelShape
 from deepinfra.bench.simulate.plan.traffic import Traffic
 from deepinfra.core.cost import StepWork
 from deepinfra.errors import ConfigError

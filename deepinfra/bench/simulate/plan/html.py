@@ -7,10 +7,9 @@ from html import escape
 
 from deepinfra import __version__
 from deepinfra.bench.simulate.html import STYLE
-from deepinfra.bench.simulate.plan.check import Checked
 from deepinfra.bench.simulate.plan.compare import Compared
-from deepinfra.bench.simulate.plan.fleet import Batch, Fleet, Plan
-from deepinfra.bench.simulate.plan.sensitivity import Sensitivity
+from deepinfra.bench.simulate.plan.fleet import Batch, Plan
+from deepinfra.bench.simulate.plan.outcome import Outcome
 from deepinfra.bench.simulate.plan.text import checked_rows, plan_rows, sensitivity_rows, title_of
 from deepinfra.bench.simulate.plots import Line, axis_for, lines
 
@@ -27,22 +26,19 @@ _FRONTIER = (
 )
 
 
-def plan_page(
-    fleet: Fleet,
-    plan: Plan,
-    compared: Sequence[Compared],
-    moves: Sequence[Sensitivity] = (),
-    checked: Checked | None = None,
-) -> str:
+def plan_page(outcome: Outcome) -> str:
     """The whole file."""
+    fleet, plan, compared = outcome.fleet, outcome.plan, outcome.compared
     title = title_of(fleet)
     inputs = [("", "value", "source"), *((each.name, f"{each.value:.6g}", each.source) for each in fleet.givens())]
     sections = [
         f"<h1>{escape(title[0])}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in title[1:]),
         _section("Plan", _METHOD, _table(plan_rows(plan, compared))),
         _section("Speed of users and of devices", _FRONTIER, _frontier(fleet.batches(), plan, compared)),
-        _section("Simulated", "", _table(checked_rows(plan, checked))) if checked else "",
-        _section("What moves it", "With 20 % less / 20 % more.", _table(sensitivity_rows(moves))) if moves else "",
+        _section("Simulated", "", _table(checked_rows(plan, outcome.checked))) if outcome.checked else "",
+        _section("What moves it", "With 20 % less / 20 % more.", _table(sensitivity_rows(outcome.moves)))
+        if outcome.moves
+        else "",
         _section("What it is given", "", _table(inputs)),
         f"<footer><p>deepinfra {escape(__version__)}</p></footer>",
     ]

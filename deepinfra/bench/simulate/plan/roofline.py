@@ -14,14 +14,14 @@ from math import log, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from deepinfra.bench.simulate.plan.given import SHARE, ZERO
-from deepinfra.bench.simulate.plan.models import NBYTES
+from deepinfra.bench.simulate.plan.shape import NBYTES
 from deepinfra.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from deepinfra.bench.simulate.plan.devices import Device
-    from deepinfra.bench.simulate.plan.models import ModelShape
+    from deepinfra.bench.simulate.plan.shape import ModelShape
     from deepinfra.core.cost import StepWork
 
 __all__ = ("Efficiency", "Layout", "Part", "Roofline")

@@ -7,20 +7,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from deepinfra.bench.simulate.plan.check import Checked
 from deepinfra.bench.simulate.plan.compare import Compared
 from deepinfra.bench.simulate.plan.fleet import Fleet, Plan
+from deepinfra.bench.simulate.plan.outcome import Outcome
 from deepinfra.bench.simulate.plan.sensitivity import OUTPUTS, Sensitivity
 
 __all__ = (
     "LABELS",
-    "checked_lines",
     "checked_rows",
     "nbytes_text",
-    "plan_lines",
+    "outcome_lines",
     "plan_rows",
-    "sensitivity_lines",
     "sensitivity_rows",
     "table",
     "title_of",
 )
+
+
+MOST = 15
+"""Given figures that a screen has room for."""
 
 
 def nbytes_text(nbytes: float) -> str:
@@ -76,8 +79,14 @@ def title_of(fleet: Fleet) -> tuple[str, str]:
     )
 
 
-def plan_lines(fleet: Fleet, plan: Plan, compared: Sequence[Compared]) -> Iterator[str]:
-    """The plan, with what was published beside it where there is something."""
+def outcome_lines(outcome: Outcome, *, inputs: bool = False) -> Iterator[str]:
+    """The plan, and whatever else was wanted.
+
+    Args:
+        outcome: What to print.
+        inputs: Whether to print every figure that the plan is given.
+    """
+    fleet, plan = outcome.fleet, outcome.plan
     yield from title_of(fleet)
     for kind, device, layout, limit in (
         ("prefill", fleet.prefill, fleet.prefill_layout, plan.prefill_limit),
@@ -85,7 +94,19 @@ def plan_lines(fleet: Fleet, plan: Plan, compared: Sequence[Compared]) -> Iterat
     ):
         yield f"{kind} on groups of {layout.width} {device.name}; a step waits longest for {limit}"
     yield ""
-    yield from table(plan_rows(plan, compared))
+    yield from table(plan_rows(plan, outcome.compared))
+    if outcome.checked is not None:
+        yield ""
+        requests = outcome.checked.requests
+        yield f"simulated: {requests} requests through one pool of each kind, as many a second as at the peak"
+        yield from table(checked_rows(plan, outcome.checked))
+    if inputs:
+        yield ""
+        yield from (f"{each.name:36} {each.value:<12.6g} {each.source}" for each in fleet.givens())
+    if outcome.moves:
+        yield ""
+        yield "with 20 % less / 20 % more of"
+        yield from table(sensitivity_rows(outcome.moves[:MOST]))
 
 
 def plan_rows(plan: Plan, compared: Sequence[Compared]) -> list[Sequence[str]]:
@@ -100,12 +121,6 @@ def plan_rows(plan: Plan, compared: Sequence[Compared]) -> list[Sequence[str]]:
         implied = (each for each in compared if each.quantity == figure and each.implied)
         rows += [(f"  {each.source}", "", *_beside(each, text)) for each in implied]
     return rows if compared else [row[:2] for row in rows]
-
-
-def checked_lines(plan: Plan, checked: Checked) -> Iterator[str]:
-    """What the simulator makes of it."""
-    yield f"simulated: {checked.requests} requests through one pool of each kind, as many a second as at the peak"
-    yield from table(checked_rows(plan, checked))
 
 
 def checked_rows(plan: Plan, checked: Checked) -> list[Sequence[str]]:
@@ -124,12 +139,6 @@ def checked_rows(plan: Plan, checked: Checked) -> list[Sequence[str]]:
             f"1 in 100 above {late}",
         ),
     ]
-
-
-def sensitivity_lines(rows: Sequence[Sensitivity], most: int = 15) -> Iterator[str]:
-    """What moves the plan most."""
-    yield "with 20 % less / 20 % more of"
-    yield from table(sensitivity_rows(rows[:most]))
 
 
 def sensitivity_rows(rows: Sequence[Sensitivity]) -> list[Sequence[str]]:

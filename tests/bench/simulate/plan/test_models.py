@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from deepinfra.bench.simulate.plan.models import MODELS, ModelShape, model_named, transformer
+from deepinfra.bench.simulate.plan.models import MODELS, model_named
+from deepinfra.bench.simulate.plan.shape import ModelShape, transformer
 from deepinfra.errors import ConfigError
 
 MIB = 1 << 20

@@ -36,6 +36,7 @@ INPUTS = tuple(
         "replicas",
         "roofline",
         "sensitivity",
+        "shape",
         "traffic",
     )
 )
@@ -90,7 +91,7 @@ def test_only_the_comparison_imports_what_was_published() -> None:
 def test_every_module_of_a_plan_is_looked_at() -> None:
     """A new one belongs to `INPUTS`, unless it only shows what was planned."""
     folder = ROOT.joinpath(*PLAN.split("."))
-    shown = {f"{PLAN}.{name}" for name in ("__init__", "compare", "html", "published", "text")}
+    shown = {f"{PLAN}.{name}" for name in ("__init__", "compare", "html", "outcome", "published", "text")}
     assert {f"{PLAN}.{path.stem}" for path in folder.glob("*.py")} - shown == set(INPUTS)
 
 
