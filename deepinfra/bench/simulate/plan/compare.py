@@ -28,6 +28,7 @@ class Compared(NamedTuple):
 def compared(name: str, fleet: Fleet, plan: Plan) -> tuple[Compared, ...]:
     """All that was published about a fleet of that name; nothing if it serves another model here.
 
+    A user's speed that was asked for is no prediction, and is left out.
     Where nobody told how many devices there are, what others of its figures say for the same traffic stands in.
     """
     if fleet.model.name != fleet_named(name).model.name:
@@ -41,6 +42,8 @@ def compared(name: str, fleet: Fleet, plan: Plan) -> tuple[Compared, ...]:
         rows.append(("devices", implied, "by published speed and ratio", True))
         implied = plan.revenue_usd_hour * plan.devices / told["revenue_usd_hour"]
         rows.append(("devices", implied, "by published revenue and prices", True))
+    if fleet.service.user_speed:
+        rows = [row for row in rows if row[0] != "user_tokens_s"]
     return tuple(
         Compared(quantity, value, published, value / published - 1.0, source, implied)
         for quantity, published, source, implied in rows

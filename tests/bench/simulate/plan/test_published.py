@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -173,6 +173,12 @@ def test_devices_that_nobody_told_follow_from_what_was_told() -> None:
     prompts = 155e12 - answers * 86_400
     usd = prompts * (0.96 * 0.003 + 0.04 * 0.15) / 1e6 + answers * 86_400 * 0.60 / 1e6
     assert revenue.published == pytest.approx(usd / 24 / 38)
+
+
+def test_a_speed_that_was_asked_for_is_no_prediction() -> None:
+    fleet = FLEETS["deepseek-2026"]
+    asked = replace(fleet, service=replace(fleet.service, user_speed=100.0))
+    assert "user_tokens_s" not in {row.quantity for row in compared("deepseek-2026", asked, asked.plan())}
 
 
 def test_another_model_is_compared_with_nothing() -> None:
