@@ -18,6 +18,7 @@ from deepinfra.core.step import MaskRows, SeqOpen, StepPlan, WorkItem
 from deepinfra.errors import ExecutorError, StepFailed
 from deepinfra.interfaces.executor import Executor
 from deepinfra.testing.host import GREEDY, Host, Line
+from deepinfra.testing.repeat_laws import RepeatLaws
 from deepinfra.testing.window_laws import WindowLaws
 
 __all__ = ("ExecutorConformance",)
@@ -26,7 +27,7 @@ _DRAWN = SamplingParams(temperature=1.0)
 
 
 @pytest.mark.anyio
-class ExecutorConformance(WindowLaws):
+class ExecutorConformance(WindowLaws, RepeatLaws):
     """Every law of `Executor` as a test: `class TestMine(ExecutorConformance): def make(self): return Mine(...)`.
 
     Give it a small model in a type whose sums do not depend on the batch's shape (float32): text is compared

@@ -13,9 +13,9 @@ from deepinfra.core.kv import FRAME_NBYTES
 from deepinfra.core.model import ExecutorIdentity
 from deepinfra.core.step import SeqOpen, SeqOutput, StepPlan, StepResult, WorkItem
 from deepinfra.errors import DeepinfraError
-from deepinfra.executors.simulated import SimulatedExecutor
+from deepinfra.executors.simulated import SimulatedExecutor, SimulatedStep
 from deepinfra.executors.toy import ToyExecutor, _Seq, _ToyMemory, toy_cell
-from deepinfra.interfaces.executor import KVMemory, StepHandle
+from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
 from deepinfra.testing.executor import ExecutorConformance
 from deepinfra.testing.window_laws import WindowLaws
 
@@ -440,7 +440,45 @@ class KeepsRowsOfFailedSteps(ToyExecutor):
         return output
 
 
+class Repeating(SimulatedExecutor):
+    def __init__(self, **options: int) -> None:
+        super().__init__(cost=StepCost(step=0.02), vocab_size=260, **options)  # type: ignore[arg-type]
+
+
+class RepeatsOnce(Repeating):
+    """test_a_repeated_step_gives_what_single_steps_give"""
+
+    def submit(self, plan: StepPlan) -> SimulatedStep:
+        return super().submit(plan._replace(repeat=1))
+
+
+class ForgetsATimeOfCutSteps(Repeating):
+    """test_a_repeated_step_that_is_cut_loses_nothing"""
+
+    def _finish(self, item: WorkItem, times: int) -> SeqOutput:
+        output = super()._finish(item, times)
+        return output._replace(tokens=output.tokens[:1]) if times in (2, 3, 4) else output
+
+    def submit(self, plan: StepPlan) -> SimulatedStep:
+        step = super().submit(plan)
+        if plan.repeat > 1:
+            step.cut = lambda: setattr(step, "times", 2)  # type: ignore[method-assign]
+        return step
+
+
+class CutsSingleSteps(Repeating):
+    """test_cut_has_no_effect_on_a_single_step"""
+
+    def submit(self, plan: StepPlan) -> SimulatedStep:
+        step = super().submit(plan)
+        step.cut = lambda: StepResult(plan.step, (), 0.0)  # type: ignore[method-assign]
+        return step
+
+
 MUTANTS = [
+    RepeatsOnce,
+    ForgetsATimeOfCutSteps,
+    CutsSingleSteps,
     KeepsTooShortWindows,
     IgnoresSnapshots,
     RestoresOneForAll,
@@ -481,9 +519,9 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-async def test_the_law_catches_the_mutant(mutant: type[ToyExecutor]) -> None:
+async def test_the_law_catches_the_mutant(mutant: type[ToyExecutor] | type[Repeating]) -> None:
     class Kit(ExecutorConformance):
-        def make(self) -> ToyExecutor:
+        def make(self) -> Executor:
             return mutant(**(WINDOWED if hasattr(WindowLaws, law) else SMALL))
 
     law = mutant.__doc__ or ""
