@@ -9,7 +9,7 @@ from deepinfra import __version__
 from deepinfra.bench.simulate.compare import SAME, Comparison, Figure, Unit, compare, summaries
 from deepinfra.bench.simulate.figures import Plot, figures
 from deepinfra.bench.simulate.plots import number_text, seconds_text
-from deepinfra.bench.simulate.report import Spread, Summary
+from deepinfra.bench.simulate.report import BucketSummary, Spread, Summary
 from deepinfra.bench.simulate.results import SimulationResult
 
 __all__ = ("STYLE", "figure_text", "page", "verdict_text")
@@ -72,6 +72,7 @@ def page(results: Sequence[SimulationResult], *, price: float | None = None) -> 
         _section("In short", _SHORT if len(found) > 1 else "", _comparison(compare(found), names)),
         *(_section(name, words, _plots(inside)) for name, words, inside in plots),
         _section("By uncached prompt length", _BUCKETS, "".join(map(_buckets, found))),
+        _section("By tenant", "", "".join(_tenants(summary) for summary in found if summary.tenants)),
         _section("Pools", "Means over the time simulated.", "".join(map(_pools, found))),
         _section("How requests ended", "", _outcomes(found)),
         _section("What was simulated", "", _settings(found)),
@@ -180,19 +181,27 @@ def ratio_text(ratio: float) -> str:
 
 
 def _buckets(summary: Summary) -> str:
-    heads = ["uncached tokens", "requests", "served", "n"]
+    return _requests("uncached tokens", (*summary.buckets, summary.all), summary.name)
+
+
+def _tenants(summary: Summary) -> str:
+    return _requests("tenant", summary.tenants, summary.name)
+
+
+def _requests(kind: str, buckets: Sequence[BucketSummary], caption: str) -> str:
+    heads = [kind, "requests", "served", "output tokens", "n"]
     heads += [f"first token {each}" for each in ("p50", "p90", "p99", "worst")]
     heads += [f"between tokens {each}" for each in ("p50", "p90", "p99", "worst")]
     heads += ["whole answer p50", "most overtaken"]
     rows = []
-    for bucket in (*summary.buckets, summary.all):
+    for bucket in buckets:
         n = 0 if bucket.first_token_s is None else bucket.first_token_s.n
-        row = [escape(bucket.name), f"{bucket.requests:,}", f"{bucket.served:,}", f"{n:,}"]
+        row = [escape(bucket.name), f"{bucket.requests:,}", f"{bucket.served:,}", f"{bucket.output_tokens:,}", f"{n:,}"]
         row += [*_spread(bucket.first_token_s), *_spread(bucket.gap_s)]
         row.append("–" if bucket.whole_s is None else seconds_text(bucket.whole_s.p50))
         row.append("–" if bucket.overtaken is None else f"{bucket.overtaken.worst:,.0f}")
         rows.append(row)
-    return _table(heads, rows, summary.name)
+    return _table(heads, rows, caption)
 
 
 def _spread(spread: Spread | None) -> list[str]:

@@ -143,6 +143,7 @@ class Summary:
         all: All requests as one bucket.
         buckets: By uncached prompt tokens.
         pools: One by one.
+        tenants: Requests of each, as a bucket of that name without times between tokens; empty if there is only one.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Summary:
     all: BucketSummary
     buckets: Sequence[BucketSummary] = field(default=())
     pools: Sequence[PoolSummary] = field(default=())
+    tenants: Sequence[BucketSummary] = field(default=())
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
@@ -250,6 +252,7 @@ def summarise(result: SimulationResult, *, price: float | None = None) -> Summar
         all=dataclasses.replace(every, name="all"),
         buckets=buckets,
         pools=_pools(result),
+        tenants=_tenants(result.requests),
     )
 
 
@@ -279,6 +282,15 @@ def _bucket(
         gap_s=_gaps(rows, gaps, bounds),
         overtaken=spread(row.overtaken for row in rows),
     )
+
+
+def _tenants(rows: Sequence[RequestRow]) -> list[BucketSummary]:
+    found: dict[str, list[RequestRow]] = {}
+    for row in rows:
+        found.setdefault(row.tenant, []).append(row)
+    if len(found) < 2:
+        return []
+    return [dataclasses.replace(_bucket(found[name], 0, None, (), ()), name=name) for name in sorted(found)]
 
 
 def _gaps(rows: Sequence[RequestRow], counts: Sequence[int], bounds: Sequence[float]) -> Spread | None:

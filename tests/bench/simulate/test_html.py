@@ -141,6 +141,15 @@ def test_ratios_say_which_is_better_in_words(two: list[SimulationResult]) -> Non
     assert text.count("▼ worse</span>") == verdicts.count("worse")
 
 
+def test_tenants_have_a_table_where_there_are_several(make_result: Make) -> None:
+    result = make_result(requests=20)
+    assert "By tenant" not in page([result])
+    rows = [row._replace(tenant=f"<{index % 2}>") for index, row in enumerate(result.requests)]
+    text = page([dataclasses.replace(result, requests=rows)])
+    assert "<h2>By tenant</h2>" in text
+    assert "<td>&lt;1&gt;</td><td>10</td>" in text
+
+
 def test_few_values_are_told_by_their_number(make_result: Make) -> None:
     assert "<small>n=" in page([make_result(requests=30)])
     assert "<small>n=" not in page([make_result(requests=1500, pools=tuple("abcd"))])

@@ -134,6 +134,16 @@ def test_pools_are_told_one_by_one() -> None:
     assert (second.name, second.waiting_worst, second.blocks_used) == ("b", 9, 0.1)
 
 
+def test_tenants_are_told_apart_where_there_are_several() -> None:
+    rows = [request(tenant="b", output=3), request(tenant="a", first_s=5.0), request(tenant="a", outcome="overloaded")]
+    a, b = summarise(SimulationResult(name="x", settings={}, requests=rows)).tenants
+    assert (a.name, a.requests, a.served, a.output_tokens) == ("a", 2, 1, 20)
+    assert a.first_token_s is not None
+    assert a.first_token_s.worst == 5.0
+    assert (b.name, b.requests, b.output_tokens) == ("b", 1, 3)
+    assert summarise(SimulationResult(name="x", settings={}, requests=rows[:1])).tenants == []
+
+
 def test_nothing_at_all_is_summarised_too() -> None:
     found = summarise(SimulationResult(name="x", settings={}), price=1.0)
     assert (found.requests, found.hit_rate, found.cost_per_million, found.all.first_token_s) == (0, 0.0, None, None)
