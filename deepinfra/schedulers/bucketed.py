@@ -21,7 +21,7 @@ from deepinfra.schedulers.pacing import Allowance, Pacing, repeats
 from deepinfra.schedulers.queue import SCAN, Queue
 from deepinfra.schedulers.tenants import HasLimits
 from deepinfra.schedulers.timings import Timings, kept
-from deepinfra.schedulers.turns import Chunk, Lane, Turns, chunk_work, pay
+from deepinfra.schedulers.turns import PART, Chunk, Lane, OutOfOrder, Turns
 
 __all__ = ("FAIR", "MAX_PRIORITY", "Bucketed")
 
@@ -73,7 +73,7 @@ class Bucketed(Scheduler):
         max_queue: int = 4096,
         max_queue_tokens: int | None = None,
         max_queue_s: float | None = 300.0,
-        max_overtakes: int = 64,
+        max_overtakes: int = 1024,
         aging_steps: int = 256,
         tenants: Mapping[str, HasLimits] = MappingProxyType({}),
         timings: str | Path | None = None,
@@ -94,10 +94,10 @@ class Bucketed(Scheduler):
             fair_steps=FAIR * aging_steps,
             entered=self._overtakes.wait,
             left=self._overtakes.leave,
+            part=PART,
         )
         self.predictor = self._queue.predictor
-        self._credit = [0.0] * (len(self.edges) + 1)
-        self._most = 0.0
+        self._out_of_order = OutOfOrder()
         self._step = 0
         self._folder = timings
         self._timings: Timings | None = None
@@ -139,11 +139,8 @@ class Bucketed(Scheduler):
 
     def commit(self, report: StepReport) -> None:
         """See `Scheduler.commit`."""
+        self._pacing.ran(self.predictor.cost, report)
         self._queue.commit(report)
-        cost = self.predictor.cost
-        for row in report.rows:
-            if row.length - row.drafts > 1 and (known := self._queue.entries.get(row.seq)) is not None:
-                pay(self._credit, known.line, chunk_work(cost, row.start, row.length), self._most)
 
     def wake_at(self) -> float | None:
         """See `Scheduler.wake_at`."""
@@ -194,17 +191,16 @@ class Bucketed(Scheduler):
         def waiting(line: int) -> Iterator[Entry]:
             return filter(ready, islice(queue.lines[line], SCAN))
 
-        lanes = [Lane(waiting(line)) for line in range(len(self._credit))]
+        lanes = [Lane(waiting(line)) for line in range(len(queue.lines))]
         for entry, row in rows:
             if row.todo > 1:
                 lanes[entry.line].begun.append(Chunk(entry, entry.tokens - row.todo, row.todo))
-        self._most = float(view.max_step_tokens)
         turns = Turns(
             view=view,
             grants=grants,
             allowance=allowance,
             lanes=lanes,
-            credit=list(self._credit),
+            out_of_order=self._out_of_order,
             room=queue.headroom(view, rows),
             overtakes=self._overtakes,
             ready=ready,

@@ -9,7 +9,7 @@ from deepinfra.core.buckets import DEFAULT_EDGES, bucket_of
 
 __all__ = ("SHARES", "Edges")
 
-SHARES = (0.02, 0.12, 0.5)
+SHARES = (0.02, 0.1, 0.5)
 """Share of all prompt tokens that is in prompts shorter than the second, third and last bucket's.
 
 Whoever may pass others delays them by what it brings: a sequence that all of a share `s` pass waits up to `1 / (1 - s)`
@@ -20,8 +20,8 @@ others 14 % at most, and in traces of conversations and of code a third to a hal
 APART = 2.0
 """An edge is at least so many times the one before: among prompts of about one length order of arrival is best."""
 
-_RECENT, _LEAST, _EVERY = 1024, 128, 32
-"""Prompts that are remembered; with which learning begins; and after how many the edges move."""
+_RECENT, _LEAST, _EVERY = 4096, 256, 64
+"""Prompts that are remembered; with how many learning begins; and after how many the edges move from then on."""
 
 _STRIDE = 1.1
 """How far an edge moves at once, so that a burst does not turn the buckets over: from 512 to 4096 in 700 prompts."""
@@ -36,6 +36,7 @@ class Edges:
 
     def __init__(self, given: Sequence[int] | None) -> None:
         self.now = DEFAULT_EDGES if given is None else tuple(given)
+        self._learned = False
         self._recent: deque[int] | None = deque(maxlen=_RECENT) if given is None else None
         self._count = 0
 
@@ -54,7 +55,9 @@ class Edges:
         recent.append(uncached)
         self._count += 1
         if len(recent) >= _LEAST and self._count % _EVERY == 0:
-            self.now = self._nearer(_divided(sorted(recent)))
+            targets = _divided(sorted(recent))
+            self.now = self._nearer(targets) if self._learned else tuple(map(round, targets))
+            self._learned = True
 
     def _nearer(self, targets: Sequence[float]) -> tuple[int, ...]:
         """One stride towards them."""

@@ -83,6 +83,7 @@ class Fcfs(Scheduler):
 
     def commit(self, report: StepReport) -> None:
         """See `Scheduler.commit`."""
+        self._pacing.ran(self.predictor.cost, report)
         self._queue.commit(report)
 
     def plan(self, view: StepView) -> Choice:
@@ -142,4 +143,4 @@ class Fcfs(Scheduler):
 
     def stats(self) -> SchedulerStats:
         """See `Scheduler.stats`."""
-        return self._queue.stats()
+        return self._queue.stats()._replace(max_overtakes=0)

@@ -100,7 +100,7 @@ class BucketedOptions(BaseModel):
         300.0, gt=0.0, description="Predicted seconds of prompts that may wait; null: no limit."
     )
     max_overtakes: int = Field(
-        64, ge=0, description="How often a waiting sequence may be passed by ones behind it; 0 keeps strict order."
+        1024, ge=0, description="How often a waiting sequence may be passed by ones behind it; 0 keeps strict order."
     )
     aging_steps: int = Field(256, ge=1, description="Steps of waiting that weigh as much as one point of priority.")
     tenants: Tenants = Field({}, description='What each tenant may have; `"*"` is for those not named.')

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from deepinfra.core.cost import StepCost, StepWork
 from deepinfra.core.ids import SeqId
-from deepinfra.core.step import RunRow, StepView
+from deepinfra.core.step import RunRow, StepReport, StepView
 from deepinfra.schedulers.entry import Entry
 from deepinfra.schedulers.grants import Grants, give_decode
 from deepinfra.schedulers.queue import Queue
@@ -158,6 +158,8 @@ class Pacing:
         self._target_s = min(self._budget_s, inf if itl_target_s is None else itl_target_s)
         self._rate = 1.0 / decode_share - 1.0 if decode_share > 0.0 else inf
         self._steps: deque[_Paced] = deque(maxlen=WINDOW - 1)
+        self._ran: deque[tuple[StepCost | None, StepReport]] = deque(maxlen=WINDOW - 1)
+        self._step = 0
 
     def prompts_s(self, base_s: float, decodes: bool) -> float:
         """Seconds that prompts may add to a usual step that takes `base_s` without them."""
@@ -173,6 +175,7 @@ class Pacing:
             rows: Running sequences, by rank.
             waits: Whether anything waits.
         """
+        self._catch_up(view.step)
         grants, cost = Grants(view), queue.predictor.cost
         prefill_waits = waits or any(row.todo > 1 for _, row in rows)
         owed = not any(step.chunks for step in self._steps)
@@ -209,6 +212,18 @@ class Pacing:
         start = only.computed if only.running else only.tokens - only.uncached
         return cost.seconds(StepWork().chunk(start, only.tokens - start)) <= ALONE * self._budget_s
 
+    def ran(self, cost: StepCost | None, report: StepReport) -> None:
+        """A step ran; `cost` is what was known before it did."""
+        self._ran.append((cost, report))
+
+    def _catch_up(self, step: int) -> None:
+        """Note the times that a step was repeated without being chosen again, as if it had been."""
+        missed = min(len(self._ran), max(0, step - self._step - 1))
+        for cost, report in tuple(self._ran)[len(self._ran) - missed :]:
+            self._steps.append(_Paced(0.0 if cost is None else cost.seconds(StepWork.of(report.rows)), 0.0, 0))
+        self._step = step
+        self._ran.clear()
+
     def end(self, step: Step) -> None:
         """Note what was chosen."""
         if step.decodes:
@@ -220,8 +235,7 @@ def repeats(queue: Queue, view: StepView, rows: Sequence[tuple[Entry, RunRow]]) 
     """How often the same is chosen if nothing happens but that every sequence decodes: for ever, or only now.
 
     For ever if all that is here runs and decodes without drafts in one step: nothing that the choice depends on
-    changes then, neither limits, nor books that say more than that no prompt got anything, nor deadlines, which are
-    those of sequences that wait.
+    changes then. No deadline comes either, for only sequences that wait have one.
     """
     idle = not queue.entries or queue.waiting or view.fetchable or view.loading or len(rows) != len(queue.entries)
     steady = not idle and len(rows) == len(view.running) <= min(view.max_step_tokens, view.max_seqs)

@@ -14,23 +14,36 @@ from deepinfra.schedulers.grants import Grants
 from deepinfra.schedulers.overtaking import Overtakes
 from deepinfra.schedulers.pacing import Allowance
 
-__all__ = ("Chunk", "Lane", "Turns", "chunk_work")
+__all__ = ("Chunk", "Lane", "OutOfOrder", "Turns")
 
 
-def chunk_work(cost: StepCost | None, start: int, length: int) -> float:
+PART = 0.25
+"""Part of the work that may be done out of order."""
+
+
+def _chunk_work(cost: StepCost | None, start: int, length: int) -> float:
     """Work of a chunk in tokens without context: how much longer it takes than those is what its context adds."""
     if cost is None or cost.chunk_token <= 0.0:
         return float(length)
     return length * (1.0 + cost.chunk_read / cost.chunk_token * (start + 0.5 * length))
 
 
-def pay(credit: list[float], line: int, work: float, most: float) -> None:
-    """Charge a lane for work of which each lane has earned an equal part, whether it had something to do or not.
+class OutOfOrder:
+    """How much more work may be done for sequences before which others wait or are under way: a part of all work.
 
-    A lane saves, or owes, no more than `most`.
+    So nobody waits longer than `1 / (1 - PART)` times as long as in order, but for what was saved: at most what one
+    step may hold.
     """
-    for other, saved in enumerate(credit):
-        credit[other] = max(-most, min(most, saved + work / len(credit) - (work if other == line else 0.0)))
+
+    def __init__(self) -> None:
+        self._saved = 0.0
+
+    def __bool__(self) -> bool:
+        return self._saved >= 0.0
+
+    def did(self, work: float, most: float, *, in_order: bool) -> None:
+        """Work is chosen; at most `most` is saved, or owed."""
+        self._saved = max(-most, min(most, self._saved + PART * work - (0.0 if in_order else work)))
 
 
 @dataclass(slots=True, eq=False)
@@ -75,16 +88,15 @@ class Lane:
 class Turns:
     """Gives chunks to lanes until nothing more fits.
 
-    Each lane is promised an equal part of the work; see `pay`. The shortest that has had less than that is served
-    first. What the others leave goes to whichever would be served first in order of arrival, so that long prompts
-    wait hardly longer than they would in that order: less short ones were let by, nothing passes them.
+    In order of arrival, priority included, but for a part of the work, that the shortest have before all others; see
+    `OutOfOrder`.
 
     Args:
         view: The step's limits.
         grants: Where chunks are granted.
         allowance: What prompts may have of the step.
         lanes: One per bucket.
-        credit: See `pay`; counted on here.
+        out_of_order: How much may be done out of order.
         room: Blocks that sequences to be opened may use.
         overtakes: Who must be opened next.
         ready: Whether a waiting sequence could be opened, room aside.
@@ -98,32 +110,32 @@ class Turns:
         grants: Grants,
         allowance: Allowance,
         lanes: list[Lane],
-        credit: list[float],
+        out_of_order: OutOfOrder,
         room: int,
         overtakes: Overtakes,
         ready: Callable[[Entry], bool],
         choose: Callable[[Entry], None],
     ) -> None:
-        self._view, self._grants, self._allowance, self._lanes, self._credit = view, grants, allowance, lanes, credit
+        self._view, self._grants, self._allowance, self._lanes = view, grants, allowance, lanes
         self._seats = view.max_seqs - len(view.running)
         self._room, self._overtakes, self._ready, self._choose = room, overtakes, ready, choose
+        self._out_of_order = out_of_order
         self._opened: set[Entry] = set()
         self._pressing = self._overtakes.due(self._room_tokens)
 
     def take(self) -> None:
         """Give chunks until nothing more fits."""
         active = set(range(len(self._lanes)))
-        while self._grants.tokens and (line := self._next(active)) is not None:
-            if not self._turn(line):
+        while self._grants.tokens:
+            ranks = {line: entry.rank for line in active if (entry := self._lanes[line].next(self._ready)) is not None}
+            if not ranks:
+                return
+            oldest = min(ranks, key=ranks.__getitem__)
+            line = min(ranks) if self._out_of_order else oldest
+            if not self._turn(line, in_order=line == oldest):
                 active.remove(line)
 
-    def _next(self, active: set[int]) -> int | None:
-        """The shortest of those that have had less than their share, or else the one that would be first in order."""
-        ranks = {line: first.rank for line in active if (first := self._lanes[line].next(self._ready)) is not None}
-        owed = min((line for line in ranks if self._credit[line] >= 0.0), default=None)
-        return min(ranks, key=ranks.__getitem__, default=None) if owed is None else owed
-
-    def _turn(self, line: int) -> bool:
+    def _turn(self, line: int, *, in_order: bool) -> bool:
         """Give a lane's next sequence a chunk."""
         lane = self._lanes[line]
         newcomer = self._newcomer(line)
@@ -135,7 +147,8 @@ class Turns:
             return False
         if newcomer is not None:
             self._open(lane, newcomer)
-        pay(self._credit, line, chunk_work(self._allowance.cost, chunk.start, length), self._view.max_step_tokens)
+        work = _chunk_work(self._allowance.cost, chunk.start, length)
+        self._out_of_order.did(work, self._view.max_step_tokens, in_order=in_order)
         chunk.start, chunk.todo = chunk.start + length, chunk.todo - length
         if not chunk.todo:
             lane.begun.remove(chunk)

@@ -32,6 +32,7 @@ class PoolSeq:
     loading: bool = False
     hungry: int = 0
     overtaken: int = 0
+    since: int = 0
 
     @property
     def todo(self) -> int:
@@ -46,12 +47,13 @@ def _honest(seq: SeqId, tokens: int) -> int:
 class MiniPool:
     """Few blocks, few seats: everything that goes wrong in a large pool goes wrong here sooner.
 
-    The scheduler is made twice and told everything twice: equal calls must give equal choices.
+    The scheduler is made twice and told everything twice: equal calls must give equal choices. What it publishes of
+    itself, `SchedulerStats.max_overtakes` and `max_wait_steps`, it is held to.
 
     Args:
         make: Makes the scheduler under test.
         depth: Plans that may be made before the first one's report.
-        max_overtakes: Bound to be checked; `None` checks none.
+        drafts: Whether decoding sequences have drafts to verify now and then.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class MiniPool:
         num_blocks: int = 24,
         block_size: int = 2,
         grid: int = 1,
-        max_overtakes: int | None = None,
+        drafts: bool = True,
     ) -> None:
         self.clock = ManualClock()
         self.schedulers = (make(), make())
@@ -77,7 +79,10 @@ class MiniPool:
         self.steps = 0
         self.block_size, self.num_blocks, self.grid = block_size, num_blocks, grid
         self._max_step_tokens, self._max_seqs, self._depth = max_step_tokens, max_seqs, depth
-        self._max_overtakes = max_overtakes
+        self._drafts = drafts
+        stats = self.schedulers[0].stats()
+        self.max_overtakes, self.max_wait_steps = stats.max_overtakes, stats.max_wait_steps
+        self._repeats: tuple[StepView, Choice] | None = None
         self._reports: list[StepReport] = []
         self._loaded: list[SeqId] = []
         self._next = 0
@@ -107,13 +112,15 @@ class MiniPool:
             self.refused += 1
             return None
         self._admitted.append(job)
-        self.seqs[seq] = PoolSeq(job, tokens, max_new, stored=stored)
+        self.seqs[seq] = PoolSeq(job, tokens, max_new, stored=stored, since=self.steps)
+        self._repeats = None
         return seq
 
     def finish(self, seq: SeqId) -> None:
         """A sequence is over, whatever it was doing."""
         self.seqs.pop(seq, None)
         self.over.append(seq)
+        self._repeats = None
         for scheduler in self.schedulers:
             scheduler.finish(seq)
 
@@ -159,6 +166,7 @@ class MiniPool:
         honest = cut is _honest and not fails
         if honest:
             self._check_decoding(view, choice)
+        self._check_repeats(view, choice, honest=honest)
         for seq in choice.fetch:
             self.seqs[seq].stored, self.seqs[seq].loading = False, True
         ran = self._apply(choice, cut, fails)
@@ -285,7 +293,7 @@ class MiniPool:
         if start + known >= s.tokens:
             sampled = min(1 + drafts // 2, s.left)
             s.tokens, s.left = s.tokens + sampled, s.left - sampled
-            s.computed, s.drafts = s.tokens - 1, s.tokens % 3
+            s.computed, s.drafts = s.tokens - 1, s.tokens % 3 if self._drafts else 0
         else:
             s.computed = start + known
         return DoneRow(seq, start, length, drafts, sampled, opened)
@@ -330,29 +338,43 @@ class MiniPool:
             s.hungry = s.hungry + 1 if row.todo == 1 and row.seq not in granted else 0
             assert s.hungry < bound, f"sequence {row.seq} was ready to decode in {s.hungry} steps and got nothing"
 
+    def _check_repeats(self, view: StepView, choice: Choice, *, honest: bool) -> None:
+        """What was said to be chosen again is, if every sequence decoded one token and nothing else happened."""
+        assert choice.repeat >= 1, "a choice is made once at least"
+        before, self._repeats = self._repeats, None
+        if before is not None and all(row.todo == 1 and not row.drafts for row in view.running):
+            then, said = before
+            grown = tuple((row.seq, row.length + 1) for row in then.running)
+            if grown == tuple((row.seq, row.length) for row in view.running):
+                assert choice == said, f"{said} was to be chosen again, but {choice} was"
+        if honest and choice.repeat > 1:
+            assert all(row.todo == 1 for row in view.running), "only a step in which everything decodes is repeated"
+            self._repeats = (view, choice)
+
     def _count_overtaken(self, seq: SeqId, before: tuple[Grant, ...]) -> None:
         """`seq` is opened: it overtakes earlier arrivals of no lower priority that were not chosen before it.
 
-        Only those of its own tenant: whose turn it is among tenants is not told by arrival.
-
-        Those whose prompt would not have found room beside what running sequences need are not overtaken.
+        Those whose prompt would not have found room beside what running sequences need are not overtaken. Of other
+        tenants it may be the turn, until one has waited for `max_wait_steps`: then it is passed no more at all.
         """
-        if self._max_overtakes is None:
-            return
         room = self._room
         self._room -= self._blocks_for(self.seqs[seq].tokens) + 1
         chosen = {grant.seq for grant in before}
         job = self.seqs[seq].job
         for other, s in self.seqs.items():
-            passed = other < seq and not s.begun and s.job.priority >= job.priority and other not in chosen
-            passed = passed and s.job.tenant == job.tenant
+            if other >= seq or s.begun or other in chosen or s.stored or s.loading:
+                continue
             expired = s.job.deadline is not None and s.job.deadline <= self.clock.now()
-            fits = self._blocks_for(s.tokens) + 1 <= room
-            if passed and fits and not s.stored and not s.loading and not expired:
-                s.overtaken += 1
-                assert s.overtaken <= self._max_overtakes, (
-                    f"sequence {other} was overtaken {s.overtaken} times; at most {self._max_overtakes} are promised"
-                )
+            if expired or self._blocks_for(s.tokens) + 1 > room:
+                continue
+            waited = self.steps - s.since
+            assert self.max_wait_steps is None or waited < self.max_wait_steps, (
+                f"sequence {other} waits for {waited} steps, and {seq} that came later is opened before it"
+            )
+            s.overtaken += s.job.priority >= job.priority and s.job.tenant == job.tenant
+            assert self.max_overtakes is None or s.overtaken <= self.max_overtakes, (
+                f"sequence {other} was overtaken {s.overtaken} times; at most {self.max_overtakes} are promised"
+            )
 
 
 def _refusal(scheduler: Scheduler, job: Job) -> float | None:

@@ -3,8 +3,6 @@
 Example::
 
     class TestMine(SchedulerConformance):
-        max_overtakes = 16  # if it promises a bound
-
         def make(self) -> Scheduler:
             return Mine()
 """
@@ -30,22 +28,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Arrivals, steps (grants cut, failures), late loads, ends at any time; at the end everything gets its turn."""
 
     make: ClassVar[Callable[[], Scheduler]]
-    max_overtakes: ClassVar[int | None] = None
 
     @initialize(
         depth=st.sampled_from([1, 1, 2]),
         tokens=st.sampled_from([3, 12]),
         blocks=st.sampled_from([6, 12, 24]),
         grid=st.sampled_from([1, 1, 2]),
+        drafts=st.booleans(),
     )
-    def begin(self, depth: int, tokens: int, blocks: int, grid: int) -> None:
+    def begin(self, depth: int, tokens: int, blocks: int, grid: int, drafts: bool) -> None:
         self.pool = MiniPool(
-            type(self).make,
-            depth=depth,
-            max_step_tokens=tokens,
-            num_blocks=blocks,
-            grid=grid,
-            max_overtakes=self.max_overtakes,
+            type(self).make, depth=depth, max_step_tokens=tokens, num_blocks=blocks, grid=grid, drafts=drafts
         )
 
     @rule(
@@ -55,8 +48,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1, -1, 1000]),
         deadline_s=st.one_of(st.none(), st.none(), st.floats(0.0, 0.2)),
         stored=st.booleans(),
+        tenant=st.sampled_from(["public", "public", "other"]),
     )
-    def add(self, tokens: int, max_new: int, hit: int, priority: int, deadline_s: float | None, stored: bool) -> None:
+    def add(
+        self, tokens: int, max_new: int, hit: int, priority: int, deadline_s: float | None, stored: bool, tenant: str
+    ) -> None:
         # Every sequence fits into the pool alone, or it would have been refused at the door.
         tokens = min(tokens, self.pool.num_blocks * self.pool.block_size - 1)
         self.pool.add(
@@ -66,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             deadline=None if deadline_s is None else self.pool.clock.now() + deadline_s,
             stored=stored,
+            tenant=tenant,
         )
 
     @rule(count=st.integers(1, 8))
@@ -114,14 +111,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 class SchedulerConformance(ABC):
     """Subclass it in a test module with a name that begins with `Test`.
 
+    A scheduler that publishes bounds, `SchedulerStats.max_overtakes` and `max_wait_steps`, is held to them.
+
     Attributes:
-        max_overtakes: How often a sequence may be overtaken by later ones of no higher priority; `None`: no promise.
-        max_wait_steps: Steps in which a giant must be through while short ones keep coming.
+        patience: Steps in which a giant must be through while short ones keep coming.
         life: How many random lives to try, and how long ones.
     """
 
-    max_overtakes: ClassVar[int | None] = None
-    max_wait_steps: ClassVar[int] = 400
+    patience: ClassVar[int] = 400
     life: ClassVar[settings] = settings(
         max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
     )
@@ -137,14 +134,11 @@ class SchedulerConformance(ABC):
             depth=depth,
             max_step_tokens=max_step_tokens,
             num_blocks=num_blocks,
-            max_overtakes=self.max_overtakes,
         )
 
     def test_keeps_its_laws_in_any_life(self) -> None:
         """The state machine: see `MiniPool` for what is checked in every step."""
-        machine = type(
-            "Machine", (SchedulerMachine,), {"make": staticmethod(self.make), "max_overtakes": self.max_overtakes}
-        )
+        machine = type("Machine", (SchedulerMachine,), {"make": staticmethod(self.make)})
         run_state_machine_as_test(machine, settings=self.life)
 
     def test_nothing_to_do_gives_an_empty_choice(self) -> None:
@@ -181,26 +175,43 @@ class SchedulerConformance(ABC):
         pool = self.pool(num_blocks=200)
         giant = pool.add(200, 2)
         assert giant is not None
-        for _ in range(self.max_wait_steps):
+        for _ in range(self.patience):
             pool.add(6, 1)
             pool.add(6, 1)
             pool.step()
             if giant not in pool.seqs:
                 return
         s = pool.seqs[giant]
-        raise AssertionError(
-            f"after {self.max_wait_steps} steps the giant has computed {s.computed} of {s.tokens} tokens"
-        )
+        raise AssertionError(f"after {self.patience} steps the giant has computed {s.computed} of {s.tokens} tokens")
 
     def test_a_low_priority_gets_through_while_high_ones_keep_coming(self) -> None:
         pool = self.pool(num_blocks=200)
         low = pool.add(6, 1, priority=-1)
-        for _ in range(10 * self.max_wait_steps):
+        for _ in range(10 * self.patience):
             pool.add(12, 1, priority=1)
             pool.step()
             if low not in pool.seqs:
                 return
-        raise AssertionError(f"it was never run in {10 * self.max_wait_steps} steps")
+        raise AssertionError(f"it was never run in {10 * self.patience} steps")
+
+    def test_one_that_waited_long_enough_is_opened_before_all_that_came_later(self) -> None:
+        """Whoever keeps coming, of whatever priority; how long is `SchedulerStats.max_wait_steps`, if that is said."""
+        pool = self.pool(num_blocks=200)
+        most = pool.max_wait_steps
+        if most is None:
+            return
+        low = pool.add(12, 1, priority=-1000)
+        assert low is not None
+        for _ in range(most):
+            for _ in range(3):
+                pool.add(12, 1, priority=1000)
+            pool.step()
+        for _ in range(20):
+            if low not in pool.seqs or pool.seqs[low].begun:
+                return
+            pool.add(12, 1, priority=1000)
+            pool.step()
+        raise AssertionError(f"it was not opened in {most + 20} steps, though {most} were promised")
 
     def test_nobody_waits_behind_a_load(self) -> None:
         pool = self.pool()

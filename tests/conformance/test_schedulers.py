@@ -6,42 +6,30 @@ from deepinfra.testing.scheduler import SchedulerConformance
 
 
 class TestFcfs(SchedulerConformance):
-    max_overtakes = 0
-
     def make(self) -> Scheduler:
         return Fcfs(max_queue=64)
 
 
 class TestBucketed(SchedulerConformance):
-    max_overtakes = 3
-
     def make(self) -> Scheduler:
-        return Bucketed(edges=(4, 8, 16), max_overtakes=3, aging_steps=4, max_queue=64)
+        return Bucketed(edges=(4, 8, 16), max_overtakes=3, aging_steps=1, max_queue=64)
 
 
 class TestBucketedWithAShortQueue(SchedulerConformance):
-    max_overtakes = 3
-
     def make(self) -> Scheduler:
-        return Bucketed(edges=(4, 8), max_overtakes=3, aging_steps=4, max_queue=3, max_queue_tokens=20, max_queue_s=1.0)
+        return Bucketed(edges=(4, 8), max_overtakes=3, aging_steps=1, max_queue=3, max_queue_tokens=20, max_queue_s=1.0)
 
 
 class TestFcfsWithAShortQueue(SchedulerConformance):
-    max_overtakes = 0
-
     def make(self) -> Scheduler:
         return Fcfs(max_queue=2)
 
 
 class TestBucketedInStrictOrder(SchedulerConformance):
-    max_overtakes = 0
-
     def make(self) -> Scheduler:
-        return Bucketed(edges=(4, 8, 16), max_overtakes=0, aging_steps=4, step_budget_s=None, decode_share=0.0)
+        return Bucketed(edges=(4, 8, 16), max_overtakes=0, aging_steps=1, step_budget_s=None, decode_share=0.0)
 
 
 class TestBucketedWithATightBudget(SchedulerConformance):
-    max_overtakes = 8
-
     def make(self) -> Scheduler:
-        return Bucketed(edges=(8,), step_budget_s=0.0012, decode_share=0.9, max_overtakes=8, aging_steps=4)
+        return Bucketed(edges=(8,), step_budget_s=0.0012, decode_share=0.9, max_overtakes=8, aging_steps=1)
