@@ -101,6 +101,11 @@ class Setup:
     offload_s: float = 0.5e-3
     repeat: bool = True
 
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """Of all pools."""
+        return tuple(name for kind in (*self.pools, *self.prefill, *self.decode) for name in kind.names)
+
 
 def simulate(
     workload: Sequence[Arrival], setup: Setup, *, progress: Callable[[int, float], None] = lambda done, now_s: None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,64 +14,74 @@ from deepinfra.cli.progress import shown_count
 from deepinfra.cli.setup import Config
 
 if TYPE_CHECKING:
+    from deepinfra.bench.simulate.results import SimulationResult
     from deepinfra.bench.simulate.run import Setup
+    from deepinfra.cli.simulate.variants import Variant
 
 __all__ = ("run",)
 
-WORKLOAD_HELP = (
-    "What comes in: a trace (Mooncake's .jsonl or Azure's .csv, as it is or .xz), or a generator with its parameters "
-    "like mix:requests=500,per_s=4 (also bursts, giant, agents)."
-)
+Workload = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="What comes in: a trace (Mooncake's JSON lines or Azure's CSV, as it is or .xz), or a generator with its "
+        "parameters like mix:requests=500,per_s=4 (also bursts, giant, agents).",
+    ),
+]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="WHAT",
+        help="Compare with: another configuration file, a scheduler's name (fcfs), or this configuration with "
+        "KEY=VALUE changed. May be given more than once.",
+    ),
+]
+Replicas = Annotated[
+    str | None, typer.Option(metavar="N,N,…", help="So many pools that each do everything; several are compared.")
+]
+Split = Annotated[
+    str | None, typer.Option(metavar="P:D,P:D,…", help="So many prefill and decode pools; several ratios are compared.")
+]
+RouteName = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Which pool takes a request: least-loaded, cache-aware, by-bucket:pool-0/pool-0+pool-1/pool-2/pool-2 "
+        "(pools of each length bucket), or MODULE:FUNCTION of your own.",
+    ),
+]
+Cost = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="What a pool's steps cost: devices and a model (h100x8/llama-70b), or a JSON file; default: what the "
+        "configuration's `simulated` executor says, or what `deepinfra profile` measured here.",
+    ),
+]
+Price = Annotated[
+    float | None, typer.Option(min=0.0, help="Of a device for an hour, in any money, for the cost of tokens.")
+]
+AsJson = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Write the numbers here, - for standard output; see docs/reference/simulate.md."
+    ),
+]
 
 
 def run(
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help=WORKLOAD_HELP)] = "mix",
+    workload: Workload = "mix",
     config: Config = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WHAT",
-            help="Compare with: another configuration file, a scheduler's name (fcfs), or this configuration with "
-            "KEY=VALUE changed. May be given more than once.",
-        ),
-    ] = None,
-    replicas: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help="So many pools that each do everything; several are compared.")
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(metavar="P:D,P:D,…", help="So many prefill and decode pools; several ratios are compared."),
-    ] = None,
-    route: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Which pool takes a request: least-loaded, cache-aware, by-bucket:pool-0/pool-0+pool-1/pool-2/pool-2 "
-            "(pools of each length bucket), or MODULE:FUNCTION of your own.",
-        ),
-    ] = "least-loaded",
-    cost: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="What a pool's steps cost: devices and a model (h100x8/llama-70b), or a JSON file; default: what the "
-            "configuration's `simulated` executor says, or what `deepinfra profile` measured here.",
-        ),
-    ] = None,
+    against: Against = None,
+    replicas: Replicas = None,
+    split: Split = None,
+    route: RouteName = "least-loaded",
+    cost: Cost = None,
     scale: Annotated[float, typer.Option(min=0.001, help="Requests arrive so many times as fast.")] = 1.0,
     requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
-    price: Annotated[
-        float | None, typer.Option(min=0.0, help="Of a device for an hour, in any money, for the cost of tokens.")
-    ] = None,
+    price: Price = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report with plots here.")] = None,
-    as_json: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="Write the numbers here, - for standard output; see docs/reference/simulate.md.",
-        ),
-    ] = None,
+    as_json: AsJson = None,
     rows: Annotated[bool, typer.Option(help="With --json: one object per request as well.")] = False,
 ) -> None:
     """Put a workload through the real engine, scheduler and stores in virtual time; no model runs.
@@ -84,14 +94,8 @@ def run(
 
     Several simulations are compared with the first column: what --against names, or the first number.
     """
-    from deepinfra.bench.simulate.compare import document, summaries
-    from deepinfra.bench.simulate.configured import configured, edges_of
-    from deepinfra.bench.simulate.html import page
-    from deepinfra.bench.simulate.machines import machine_named
     from deepinfra.bench.simulate.run import simulate
     from deepinfra.bench.simulate.traces import first, stretched
-    from deepinfra.cli.simulate.routes import route_for
-    from deepinfra.cli.simulate.table import table_lines
     from deepinfra.cli.simulate.variants import fleets_for, variants_for
     from deepinfra.cli.simulate.workloads import workload_for
     from deepinfra.errors import ConfigError
@@ -102,27 +106,40 @@ def run(
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"{option} {path}: there is no folder {path.parent}")
     variants = variants_for(config, against or (), fleets_for(replicas, split))
-    machine = machine_named(cost) if cost else None
     arrivals = stretched(first(workload_for(workload), requests), 1.0 / scale)
     if not arrivals:
         raise ConfigError(f"{workload}: there are no requests in it")
     settings = {"workload": workload, "requests": f"{len(arrivals):,}", "arrivals": f"{scale:g} times as fast"}
-    edges = edges_of(variants[-1].blueprint)
-    setups = [
-        configured(
-            variant.blueprint,
-            name=variant.name,
-            machine=machine,
-            fleet=variant.fleet,
-            settings={**settings, "route": route},
-            edges=edges,
-        )
-        for variant in variants
-    ]
-    setups = [replace(setup, route=route_for(route, edges=edges, pools=_names(setup))) for setup in setups]
+    setups = _setups(variants, cost, route, settings)
     with shown_count() as show:
         results = [simulate(arrivals, setup, progress=_progress(show, setup.name, len(arrivals))) for setup in setups]
-    found = summaries(results, price=price)
+    _tell(results, price, html, as_json, rows=rows)
+
+
+def _setups(variants: Sequence[Variant], cost: str | None, route: str, settings: dict[str, str]) -> list[Setup]:
+    """What is simulated, one after the other."""
+    from deepinfra.bench.simulate.configured import configured, edges_of
+    from deepinfra.bench.simulate.machines import machine_named
+    from deepinfra.cli.simulate.routes import route_for
+
+    machine = machine_named(cost) if cost else None
+    edges = edges_of(variants[-1].blueprint)
+    told = {**settings, "route": route}
+    setups = [
+        configured(each.blueprint, name=each.name, machine=machine, fleet=each.fleet, settings=told, edges=edges)
+        for each in variants
+    ]
+    return [replace(setup, route=route_for(route, edges=edges, pools=setup.pool_names)) for setup in setups]
+
+
+def _tell(
+    results: Sequence[SimulationResult], price: float | None, html: Path | None, as_json: Path | None, *, rows: bool
+) -> None:
+    """Write the files, and print the table unless the numbers are printed."""
+    from deepinfra.bench.simulate.compare import document, summaries
+    from deepinfra.bench.simulate.html import page
+    from deepinfra.cli.simulate.table import table_lines
+
     if html is not None:
         html.write_text(page(results, price=price))
     if as_json is not None:
@@ -131,14 +148,10 @@ def run(
             typer.echo(text)
             return
         as_json.write_text(text)
-    for line in table_lines(found):
+    for line in table_lines(summaries(results, price=price)):
         typer.echo(line)
     if html is not None:
         typer.echo(f"report: {html}")
-
-
-def _names(setup: Setup) -> list[str]:
-    return [name for kind in (*setup.pools, *setup.prefill, *setup.decode) for name in kind.names]
 
 
 def _progress(show: Callable[[str, int, int, str], None], name: str, total: int) -> Callable[[int, float], None]:
