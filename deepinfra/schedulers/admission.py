@@ -162,7 +162,8 @@ class Admission:
         if fits and not self._closed:
             return []
         outranks = any(count and other < priority for other, count in self._priorities.items())
-        if fits and (outranks or any(True for _ in heavier())):
+        pushes = outranks or any(True for _ in heavier())
+        if fits and pushes:
             return []
         if outranks:
             lower = sorted((a for a in could_leave() if a.priority < priority), key=lambda a: (a.priority, -a.order))
@@ -173,7 +174,7 @@ class Admission:
         # While it is closed seconds are those predicted when it closed: who was told a time finds the door as foretold.
         self._closed, self._then = self._closed or not self._fits(Amount(), cost, REOPEN), cost
         self.refused += 1
-        requests, tokens, seconds = self._target(amount, cost)
+        requests, tokens, seconds = self._target(amount, cost, REOPEN if self._closed and not pushes else 1.0)
         if then_s := self.backlog.seconds(cost):
             seconds *= self.backlog.seconds(now) / then_s
         kind = Overloaded if self._tenant is None else TenantFullError
@@ -188,11 +189,11 @@ class Admission:
             and (limits.seconds is None or total.seconds(cost) <= share * limits.seconds)
         )
 
-    def _target(self, amount: Amount, cost: StepCost | None) -> tuple[float, float, float]:
-        """How little must wait before it is let in."""
-        limits, share = self._limits, REOPEN if self._closed else 1.0
+    def _target(self, amount: Amount, cost: StepCost | None, share: float) -> tuple[float, float, float]:
+        """How little must wait before it is let in, of so much of each limit."""
+        limits = self._limits
         most = inf if limits.requests is None else limits.requests - 1
-        requests = max(1, int(share * limits.requests)) if self._closed and limits.requests is not None else most
+        requests = most if limits.requests is None else max(1, int(share * limits.requests))
         tokens = inf if limits.tokens is None else min(share * limits.tokens, limits.tokens - amount.tokens)
         seconds = inf if limits.seconds is None else min(share * limits.seconds, limits.seconds - amount.seconds(cost))
         if tokens < 0 or seconds < 0.0:

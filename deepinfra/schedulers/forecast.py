@@ -1,7 +1,8 @@
 """Predicts how a queue empties if nobody else comes: the server in a few hundred events instead of step by step.
 
-Prompts are a fluid: every line that has one under way gets an equal share of what a step may add for them. Whatever
-decodes gets one token per step, and leaves its seat and its blocks after the tokens that are expected of it.
+Prompts are a fluid: of what a step may add for them the line whose next one is the first of all in the order gets
+most, and the shortest a part. Whatever decodes gets one token per step, and leaves its seat and its blocks after the
+tokens that are expected of it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Load(NamedTuple):
         tokens: Known tokens; equal to `start + 1` if it decodes.
         out: Tokens expected still to come.
         blocks: Blocks it holds or will hold.
-        place: Its place in the queue, if it waits.
+        place: Its rank.
         patience: How many may pass it; then nobody behind it is opened before it.
         tenant: Whose it is.
     """
@@ -118,6 +119,7 @@ def drain(
     running: Sequence[tuple[int, Load]],
     now: Point,
     caps: Mapping[str, int],
+    part: float,
 ) -> Drain:
     """Forecast.
 
@@ -129,8 +131,9 @@ def drain(
         running: The line of each sequence that runs, and what is left of it.
         now: What waits now, at 0 seconds.
         caps: How many more may run of each tenant that has a limit.
+        part: Of the work that the shortest line has before others.
     """
-    flow = _Flow(view, cost, allowance, lines, running, now, caps)
+    flow = _Flow(view, cost, allowance, lines, running, now, caps, part)
     for _ in range(_EVENTS):
         if not flow.event():
             break
@@ -160,7 +163,9 @@ class _Flow:
         running: Sequence[tuple[int, Load]],
         now: Point,
         caps: Mapping[str, int],
+        part: float,
     ) -> None:
+        self._part = part
         self.points = [now]
         self.openings: list[Opening] = []
         self._caps = dict(caps)
@@ -188,18 +193,15 @@ class _Flow:
     def event(self) -> bool:
         """Go on to the next end of a prompt or of an answer; `False` when nothing waits any more."""
         opened = self._open()
-        active = [line for line in self._begun if line]
+        shares = self._shares()
         decoding = len(self._decoding)
         base_s = self._cost.step + self._cost.decode_row * decoding + self._cost.decode_read * self._context
-        share_s = 0.0
-        if active:
-            rate = sum(line[0].rate for line in active) / len(active)
+        prompts_s = 0.0
+        if shares:
+            rate = sum(share * self._begun[line][0].rate for line, share in shares.items())
             most_s = max(1, self._view.max_step_tokens - decoding) / rate
-            share_s = max(1e-9, min(most_s, self._allowance(base_s, decoding > 0))) / len(active)
-        step_s = base_s + share_s * len(active)
-        self._step_s = step_s
-        if active:
-            self._prompts_s = share_s * len(active)
+            prompts_s = self._prompts_s = max(1e-9, min(most_s, self._allowance(base_s, decoding > 0)))
+        step_s = self._step_s = base_s + prompts_s
         for load in opened:  # known when the step is over in which they begin: half a step later, on average
             last = self.points[-1]
             seconds, tokens = max(last.seconds, self.seconds + 0.5 * step_s), load.tokens - load.start
@@ -212,9 +214,10 @@ class _Flow:
                     max(0.0, last.work_s - (self._cost.seconds(load.work) - self._cost.step)),
                 )
             )
-        if not any(self._heads) or not (active or decoding):
+        if not (any(self._heads) or any(self._aside)) or not (shares or decoding):
             return False
-        steps = min((line[0].left_s / share_s for line in active), default=float("inf"))
+        left = (self._begun[line][0].left_s / (share * prompts_s) for line, share in shares.items())
+        steps = min(left, default=inf)
         if self._hurry:
             steps = min(steps, 1.0)  # the next that nobody may pass follows in the next step
         if decoding:
@@ -222,7 +225,7 @@ class _Flow:
         self.seconds += steps * step_s
         self._turn += steps
         self._context += steps * decoding
-        self._end(active, steps * share_s)
+        self._end({line: steps * share * prompts_s for line, share in shares.items()})
         return True
 
     def each_s(self) -> float:
@@ -233,16 +236,36 @@ class _Flow:
         return max(prompt_s, (prompt_s + out * self._step_s) / max(1, self._view.max_seqs))
 
     def _open(self) -> list[Load]:
-        """Let every idle line begin its next sequence, and a busy one too if nobody may pass that any more."""
+        """Let a line begin its next sequence if it is the line's turn, or if nobody may pass that any more."""
         due = [load.place for load in self._heads if load and load.patience <= self._passes and self._fits(load)]
         first = min(due, default=_LAST)
         opened: list[Load] = []
         for index in sorted(range(len(self._heads)), key=self._place):
             place = self._place(index)
-            if place == first or (place < first and not self._begun[index]):
+            if place == first or (place < first and not self._begun[index] and index in self._turns()):
                 opened += self._begin(index)
         self._hurry = bool(due and opened)
         return opened
+
+    def _turns(self) -> set[int]:
+        """Whose turn it is: the line's with the first of all in the order, and the shortest's."""
+        able: dict[int, tuple[float, float, int]] = {}
+        for index, (begun, head) in enumerate(zip(self._begun, self._heads, strict=True)):
+            if begun:
+                able[index] = begun[0].load.place
+            elif head is not None and self._fits(head):
+                able[index] = head.place
+        return {min(able, key=able.__getitem__), min(able)} if able else set()
+
+    def _shares(self) -> dict[int, float]:
+        """What part of the prompts' time each line with one under way gets."""
+        able = [index for index, begun in enumerate(self._begun) if begun]
+        if not able:
+            return {}
+        oldest, shortest = min(able, key=lambda index: self._begun[index][0].load.place), able[0]
+        if oldest == shortest:
+            return {oldest: 1.0}
+        return {shortest: self._part, oldest: 1.0 - self._part} if self._part else {oldest: 1.0}
 
     def _place(self, index: int) -> tuple[float, float, int]:
         load = self._heads[index]
@@ -298,10 +321,11 @@ class _Flow:
         self._passes += any(other is not None and other.place < load.place for other in self._heads)
         return [load]
 
-    def _end(self, active: list[list[_Prompt]], served_s: float) -> None:
+    def _end(self, served_s: Mapping[int, float]) -> None:
         """Serve prompts, and end what is at its end."""
-        for line in active:
-            line[0].left_s -= served_s
+        for index, seconds in served_s.items():
+            line = self._begun[index]
+            line[0].left_s -= seconds
             if line[0].left_s <= 1e-9:
                 load = line.pop(0).load
                 self._context += load.tokens

@@ -62,6 +62,7 @@ class Queue:
         fair_steps: How many steps before its arrival a modest tenant's sequence may count as having come.
         entered: Told of each sequence that gets into a line;
         left: and of each that leaves one, after it did.
+        part: Of the work that the first line has before others, whatever the order.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Queue:
         fair_steps: float = FAIR_STEPS,
         entered: Callable[[Entry], None] = lambda entry: None,
         left: Callable[[Entry], None] = lambda entry: None,
+        part: float = 0.0,
     ) -> None:
         self.lines: tuple[list[Entry], ...] = tuple([] for _ in range(lines))
         self.entries: dict[SeqId, Entry] = {}
@@ -89,7 +91,7 @@ class Queue:
         self.aim: float | None = None
         self._aging = aging
         self._entered, self._left = entered, left
-        self._waits = Waits(self, allowance, patience)
+        self._waits = Waits(self, allowance, patience, part)
         self._place, self.sharing = place, Sharing(self._recount)
         self._cursors = [0] * lines
         self._leaving: dict[SeqId, Entry] = {}
@@ -347,8 +349,9 @@ class Queue:
             at = self._cursors[index] if self._cursors[index] < len(line) else 0
             self._cursors[index] = at + _SWEEP
             for entry in (*line[:_HEADS], *line[max(_HEADS, at) : at + _SWEEP]):
-                if self.sharing.look(entry) is not None and self._place(entry.uncached) != index:
-                    self._move(entry, self._place(entry.uncached))
+                self.sharing.look(entry)
+                if (to := self._place(entry.uncached)) != index:
+                    self._move(entry, to)
 
     def _recount(self, entry: Entry, cached: int) -> None:
         """A waiting sequence has more or less cached than it had."""

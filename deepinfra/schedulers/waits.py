@@ -23,10 +23,14 @@ class Waits:
     """Predicts how long a queue takes to empty, at most once for every change of what runs."""
 
     def __init__(
-        self, queue: Queue, allowance: Callable[[float, bool], float], patience: Callable[[Entry], float]
+        self,
+        queue: Queue,
+        allowance: Callable[[float, bool], float],
+        patience: Callable[[Entry], float],
+        part: float,
     ) -> None:
         self.outputs = OutputGuess()
-        self._queue, self._allowance, self._patience = queue, allowance, patience
+        self._queue, self._allowance, self._patience, self._part = queue, allowance, patience, part
         self._view: StepView | None = None
         self._in_flight = False
         self._seconds, self._step_s = 0.0, 0.0
@@ -102,7 +106,7 @@ class Waits:
             point = Point(0.0, waits.requests, waits.tokens, waits.seconds(cost))
             parked = [entry for account in queue.tenants.parking() for entry in account.parked]
             lines = [self._loads(line, index, parked) for index, line in enumerate(queue.lines)]
-            self._drain = drain(view, cost, self._allowance, lines, self._running(), point, caps)
+            self._drain = drain(view, cost, self._allowance, lines, self._running(), point, caps, self._part)
         return self._drain
 
     def _loads(self, line: list[Entry], index: int, parked: list[Entry]) -> Iterator[Load]:
@@ -110,7 +114,7 @@ class Waits:
         for entry in merge(line, behind, key=rank_of) if behind else line:
             load = self._load(entry, entry.tokens - entry.uncached)
             patience = inf if entry.parked else self._patience(entry)
-            yield load._replace(place=entry.rank, patience=patience)
+            yield load._replace(patience=patience)
 
     def _running(self) -> list[tuple[int, Load]]:
         return [(e.line, self._load(e, e.computed)) for e in self._queue.entries.values() if e.running]
@@ -119,4 +123,4 @@ class Waits:
         assert self._view is not None
         out = self.outputs.left(entry.job, entry.tokens - entry.job.tokens)
         blocks = (entry.tokens + 0.5 * out) / self._view.block_size + 1.0
-        return Load(min(start, entry.tokens - 1), entry.tokens, out, blocks, tenant=entry.job.tenant)
+        return Load(min(start, entry.tokens - 1), entry.tokens, out, blocks, entry.rank, tenant=entry.job.tenant)
