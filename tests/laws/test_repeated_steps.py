@@ -117,7 +117,8 @@ def one_pool(rng: random.Random, name: str, repeats: bool, seen: Seen) -> Pool:
     )
     most_s = rng.choice((None, 0.5))
     kind = rng.choice((Fcfs, Bucketed))
-    scheduler = kind(max_queue=rng.choice((4, 4096)), max_queue_s=most_s)
+    patience = {"aging_steps": rng.choice((2, 256))} if kind is Bucketed else {}
+    scheduler = kind(max_queue=rng.choice((4, 4096)), max_queue_s=most_s, **patience)
     reports: list[StepReport] = []
     commit = scheduler.commit
 
@@ -143,7 +144,7 @@ async def ask(engine: Engine, clock: VirtualClock, seed: int, index: int, seen: 
         fit=True,
         seed=index,
         ignore_eos=rng.random() < 0.9,
-        priority=rng.choice((0, 0, 1, -2)),
+        priority=rng.choice((0, 0, 3, -5)),
         deadline_s=rng.choice((None, None, None, 0.02, 0.3, 1.0)),
         stop=("never",) if rng.random() < 0.1 else (),
     )
