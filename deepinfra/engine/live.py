@@ -97,6 +97,7 @@ class Live:
         miss: Where the search for its blocks ended, if it is to be explained.
         found: Its leading blocks that were last seen on the device.
         fetched: Whether its load was started, on this executor.
+        bringing: Whether that has still blocks to bring.
     """
 
     spec: SeqSpec
@@ -126,6 +127,7 @@ class Live:
     approximate: bool = False
     found: int = 0
     fetched: bool = False
+    bringing: bool = False
     _tokens_out: list[int] = field(default_factory=list)
     _probs_out: list[TokenProbs] = field(default_factory=list)
     _ends: tuple[float, ...] = ()

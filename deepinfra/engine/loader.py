@@ -54,7 +54,9 @@ class Loader:
 
     async def run(self, live: Live, source: Source, done: Callable[[], None]) -> None:
         """Load what `source` has beyond the device's own prefix, and a snapshot; `done` is called after each round."""
-        await self._snapshot(live, source, await self._load(live, source, done))
+        blocks = await self._load(live, source, done)
+        live.bringing = False  # others wait for blocks, and might hold the slot that the snapshot waits for
+        await self._snapshot(live, source, blocks)
         done()
 
     async def _load(self, live: Live, source: Source, done: Callable[[], None]) -> int:

@@ -177,6 +177,7 @@ class Planner:
         size = self._blocks.block_size
         keys = live.extend_keys(size)
         hit = self._blocks.match(keys)
+        live.found = len(hit)
         grid = self._limits.grid
         while hit and (len(hit) * size) % grid:
             hit.pop()

@@ -257,7 +257,7 @@ class Pool(AsyncContextManagerMixin):
         """Put running sequences back into the queue, to be computed once more from their tokens and seed."""
         preempted: list[SeqId] = []
         for live in self._roster.lives.values():
-            live.fetched = False
+            live.fetched = live.bringing = False
             if not live.running:
                 continue
             live.reset()

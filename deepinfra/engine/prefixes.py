@@ -69,6 +69,7 @@ class Prefixes(Mapping[SeqId, Prefix]):
         """Leading blocks on the device that it can begin behind."""
         keys, find, count = live.extend_keys(self._blocks.block_size), self._blocks.find, live.found
         # A sequence's last blocks are forgotten first, so the end of what was found last time is all there is to see.
+        # Where that is wrong (blocks that a failed step was to fill), the planner finds out and corrects it.
         while count and find(keys[count - 1]) is None:
             count -= 1
         while count < len(keys) and find(keys[count]) is not None:
@@ -92,7 +93,7 @@ class Prefixes(Mapping[SeqId, Prefix]):
             lives = [(live, self._begin(live.published)) for live in self._running.values() if live.todo > 1]
             for seq in self._roster.loading:
                 live = self._roster.lives.get(seq)
-                if live is None or live.source is None:
+                if live is None or live.source is None or not live.bringing:
                     continue
                 found = self._found(live)
                 if found < len(live.source.refs):

@@ -243,7 +243,7 @@ class Stepper:
             self._roster.fetchable.discard(seq)
             # Not in the task, which may begin only after the next plan: then the sequence would not wait for it.
             self._roster.loading.add(seq)
-            live.fetched = True
+            live.fetched = live.bringing = True
             self._tasks.start_soon(self._load, live, live.source)
 
     async def _load(self, live: Live, source: Source) -> None:
@@ -257,6 +257,7 @@ class Stepper:
             _log.exception("pool %s: the store failed to load", self._name)
         finally:
             self._roster.loading.discard(live.spec.seq)
+            live.bringing = False
             self._roster.wake.set()
 
     def _shed(self, choice: Choice) -> None:
