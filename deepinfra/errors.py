@@ -264,7 +264,7 @@ class Overloaded(DeepinfraError):
     code = "overloaded"
 
     def __init__(self, why: str, retry_after_s: float = 1.0) -> None:
-        self.retry_after_s = retry_after_s
+        self.why, self.retry_after_s = why, retry_after_s
         super().__init__(f"{why}; try again in {max(1, round(retry_after_s))} s")
 
 

@@ -17,8 +17,8 @@ from types import MappingProxyType
 
 from deepinfra.core.ids import SeqId
 from deepinfra.core.step import Backlog, BucketStats, Job, RunRow, SchedulerStats, StepReport, StepView
-from deepinfra.errors import Overloaded, TenantFullError
 from deepinfra.schedulers.admission import Admission, Amount, Ask, Limits
+from deepinfra.schedulers.doors import admit
 from deepinfra.schedulers.entry import Entry, Rank, rank_of
 from deepinfra.schedulers.predictor import StepPredictor, percentile
 from deepinfra.schedulers.sharing import Sharing
@@ -91,7 +91,7 @@ class Queue:
         self.aim: float | None = None
         self._aging = aging
         self._entered, self._left = entered, left
-        self._waits = Waits(self, allowance, patience, part)
+        self.waits = Waits(self, allowance, patience, part)
         self._place, self.sharing = place, Sharing(self._recount)
         self._cursors = [0] * lines
         self._leaving: dict[SeqId, Entry] = {}
@@ -126,8 +126,8 @@ class Queue:
         counts_as, tag = self.tenants.place(job.tenant, step)
         rank = Rank(counts_as - priority * self._aging, tag, self._arrivals + 1)
         amount = Amount.of(job.tokens - job.uncached, job.uncached)
-        work_s = self._waits.work_s(job, amount)
-        makers = () if job.begun else self._admit(job, rank, amount, work_s, priority, now)
+        work_s = self.waits.work_s(job, amount)
+        makers = () if job.begun else admit(self, job, rank, amount, work_s, priority, now)
         leaving = [self.entries[ask.seq] for ask in makers]
         for entry in leaving:
             self._leave(entry)
@@ -148,64 +148,8 @@ class Queue:
             heappush(self._deadlines, (job.deadline, self._arrivals, job.seq))
         return entry
 
-    def _admit(self, job: Job, rank: Rank, amount: Amount, work_s: float, priority: int, now: float) -> list[Ask]:
-        """Ask at the tenant's door, then at the one for all; returns those that make room."""
-        cost, account = self.predictor.cost, self.tenants.account(job.tenant)
-
-        def could_leave() -> Iterator[Ask]:
-            for entries in self._all_waiting():
-                yield from (e.ask for e in entries if e.served < 0 and not e.asked and e.rank.key >= rank.key)
-
-        def own() -> Iterator[Ask]:
-            return (ask for ask in could_leave() if self.entries[ask.seq].job.tenant == job.tenant)
-
-        def heavier() -> Iterator[Ask]:
-            return self._heavier(account, rank, work_s, priority)
-
-        def wait_s(requests: float, tokens: float, work_s: float) -> float:
-            return self._waits.until(now, requests, tokens, work_s)
-
-        def own_wait_s(requests: float, tokens: float, work_s: float) -> float:
-            return self._waits.until_of(account, now, requests, tokens)
-
-        def nobody() -> Sequence[Ask]:
-            return ()
-
-        try:
-            leaving = account.door.admit(amount, priority, cost, own, nobody, own_wait_s)
-            before = self.door.backlog
-            for ask in leaving:
-                self.door.backlog = self.door.backlog.plus(ask.amount, -1)
-            try:
-                more = self.door.admit(amount, priority, cost, could_leave, heavier, wait_s)
-            finally:
-                self.door.backlog = before
-        except Overloaded as error:
-            self.tenants.refused += isinstance(error, TenantFullError)
-            self.tenants.told(job.tenant).refused += 1
-            self.tenants.rest(account)
-            raise
-        return list({ask.seq: ask for ask in (*leaving, *more)}.values())
-
-    def _heavier(self, mine: Account, rank: Rank, work_s: float, priority: int) -> Iterator[Ask]:
-        """Those that would run last of the tenant with most waiting for its weight, while that is more than mine."""
-        other = self.tenants.heaviest()
-        if other is None or other is mine:
-            return
-        load, most = (mine.work_s + work_s) / mine.limits.weight, other.load
-        for entry in merge(*map(reversed, self._all_waiting()), key=rank_of, reverse=True):
-            if entry.rank < rank or most <= load:
-                return
-            if (
-                entry.job.tenant == other.name
-                and entry.served < 0
-                and not entry.asked
-                and entry.ask.priority <= priority
-            ):
-                most -= entry.work_s / other.limits.weight
-                yield entry.ask
-
-    def _all_waiting(self) -> Iterator[list[Entry]]:
+    def all_waiting(self) -> Iterator[list[Entry]]:
+        """Those that wait, each list by rank: the lines, and what tenants have out of line."""
         yield from self.lines
         yield from (account.parked for account in self.tenants.parking())
 
@@ -215,7 +159,7 @@ class Queue:
         if entry is None:
             return None
         if entry.served >= 0:
-            self._waits.outputs.ended(entry.tokens - entry.job.tokens, entry.job.max_new)
+            self.waits.outputs.ended(entry.tokens - entry.job.tokens, entry.job.max_new)
         if entry.leaving:
             del self._leaving[seq]
             return None
@@ -236,7 +180,7 @@ class Queue:
             self.budget_s += self.aim
             self.predicted_s += predicted_s
             self.measured_s += report.seconds
-        self._waits.committed(report)
+        self.waits.committed(report)
         opened: list[Entry] = []
         preempted: list[Entry] = []
         for row in report.rows:
@@ -386,7 +330,7 @@ class Queue:
     def planning(self, view: StepView) -> None:
         """A step is about to be chosen."""
         self._now, self.aim = view.now, None
-        self._waits.planning(view)
+        self.waits.planning(view)
         self.sharing.planning(view)
         self._count_anew()
 

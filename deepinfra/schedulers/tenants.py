@@ -179,19 +179,25 @@ class Tenants:
             told = self._told.setdefault(name, _Told())
         return told
 
+    def refuse(self, account: Account, *, own: bool) -> None:
+        """One of a tenant was not admitted, by its own limit or by that of all."""
+        self.refused += own
+        self.told(account.name).refused += 1
+        self.rest(account)
+
     def stats(self) -> tuple[TenantStats, ...]:
         """Numbers, of each that is told alone and of the others together, by name."""
-        waiting: dict[str, list[int]] = {name: [0, 0, 0] for name in self._told}
+        stats = {
+            name: TenantStats(name, 0, 0, 0, t.opened, t.refused, t.shed, t.served_s) for name, t in self._told.items()
+        }
         for name, account in self._accounts.items():
-            mine = waiting.setdefault(name if name in self._told else OTHERS, [0, 0, 0])
-            mine[0] += account.waiting
-            mine[1] += account.door.backlog.tokens
-            mine[2] += account.running
-        return tuple(
-            TenantStats(name, *waiting[name], told.opened, told.refused, told.shed, told.served_s)
-            for name in sorted(waiting)
-            if (told := self._told.get(name, _Told()))
-        )
+            mine = stats.get(name) or stats.get(OTHERS, TenantStats(OTHERS))
+            stats[mine.tenant] = mine._replace(
+                waiting=mine.waiting + account.waiting,
+                waiting_tokens=mine.waiting_tokens + account.door.backlog.tokens,
+                running=mine.running + account.running,
+            )
+        return tuple(stats[name] for name in sorted(stats))
 
     # -- virtual time -----------------------------------------------------------------------------
 
