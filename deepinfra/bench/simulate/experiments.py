@@ -126,10 +126,11 @@ class OrderAt(NamedTuple):
     def first_token_s(self, percent: int = 99) -> list[tuple[str, int, float, float]]:
         """By bucket: its name, requests, and a percentile of the time to first token with `fcfs` and with the other.
 
-        Both are asked about the same requests: a request's bucket is that which it had with `fcfs`.
+        Both are asked about the same requests: a request's bucket is that which it had with `fcfs`. Buckets begin where
+        the other scheduler has them begin, if it has any.
         """
         told = []
-        edges = self.fcfs.edges
+        edges = self.other.own_edges or self.fcfs.edges
         for bucket, name in enumerate(bucket_names(edges)):
             both = [
                 (a.first_s, b.first_s)

@@ -98,6 +98,8 @@ class SimulationResult:
         max_overtakes: The scheduler's published bound, if it has one.
         took_s: Real seconds.
         overhead_s: Seconds of all pools' steps outside their executors.
+        own_edges: Uncached tokens at which the first pool's scheduler had its further buckets begin at the end, if it
+            has buckets.
     """
 
     name: str
@@ -119,3 +121,4 @@ class SimulationResult:
     max_overtakes: int | None = None
     took_s: float = field(default=0.0, compare=False)
     overhead_s: float = 0.0
+    own_edges: tuple[int, ...] = ()

@@ -235,6 +235,7 @@ class _Simulation:
             span_s=over - start - (rows[0].at_s if rows else 0.0),
             steps=sum(pool.steps for pool in stats.pools),
             preemptions=sum(pool.preemptions for pool in stats.pools),
+            own_edges=tuple(bucket.least for bucket in schedulers[0].buckets[1:]),
             overhead_s=round(sum(pool.overhead_seconds for pool in stats.pools), 9),
             error_median=_median(each.error_median for each in schedulers),
             error_p95=_median(each.error_p95 for each in schedulers),
