@@ -44,6 +44,7 @@ class Bench:
         step_budget_s: Both schedulers' aim for a step.
         ram_nbytes: Of a RAM tier behind each; 0: none.
         max_context: Longest request.
+        max_seqs: Sequences that may run at once; with few, all wait for a seat, whatever the order.
         edges: Of the report's buckets; the scheduler learns or has its own.
     """
 
@@ -52,6 +53,7 @@ class Bench:
     step_budget_s: float = 0.25
     ram_nbytes: int = 0
     max_context: int = 200_000
+    max_seqs: int = 1024
     edges: Sequence[int] = DEFAULT_EDGES
 
     def fcfs(self) -> Scheduler:
@@ -73,6 +75,7 @@ class Bench:
                 block_size=replica.block_size,
                 block_nbytes=replica.block_nbytes,
                 max_context=self.max_context,
+                max_seqs=self.max_seqs,
             )
 
         pool = PoolSetup(
