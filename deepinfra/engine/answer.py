@@ -148,7 +148,9 @@ class Answer:
             self._undecided = 0
             self._called_tool = self._called_tool or any(isinstance(event, ToolStart) for event in events)
 
-    def _logprobs(self, delta: Delta) -> list[TokenLogprobs]:
+    def _logprobs(self, delta: Delta) -> Sequence[TokenLogprobs]:
+        if not delta.probs:
+            return ()
         data = self._tokenizer.token_bytes
         size = self._tokenizer.vocab_size
 
@@ -166,7 +168,7 @@ class Answer:
         ]
 
     def _put(self, events: Sequence[Event]) -> None:
-        self._stream.count(self.spec.choice, self.usage)
+        self._stream.count(self.spec.choice, self._used)
         self._mailbox.put(events, self._settings.clock.now())
 
     def _check_reader(self) -> None:
@@ -178,6 +180,9 @@ class Answer:
     def stopped(self) -> bool:
         """Whether a stop string ended the answer."""
         return self._stops.stopped is not None
+
+    def _used(self) -> Usage:
+        return self.usage
 
     @property
     def usage(self) -> Usage:

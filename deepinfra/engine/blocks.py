@@ -63,6 +63,8 @@ class BlockPool:
 
     def take(self, count: int) -> list[BlockId] | None:
         """`count` blocks with one reference each, or `None` and no change. Forgets the oldest idle prefixes."""
+        if not count:
+            return []
         if count > self.free_blocks:
             return None
         taken = [self._free.popleft() for _ in range(min(count, len(self._free)))]

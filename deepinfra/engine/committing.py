@@ -132,6 +132,8 @@ class Committer:
     def _cut(self, live: Live, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], Ending | None]:
         """Cut at the token limit, behind the first stop id, and where the constraint ends."""
         room, matcher = live.room, live.matcher
+        if matcher is None and not live.spec.stop_ids:
+            return (tokens, None) if len(tokens) < room else (tokens[:room], Ending("length"))
         for index, token in enumerate(tokens[:room]):
             if matcher is not None and (why := matcher.why_stuck) is not None:
                 return tokens[:index], _stuck(why)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import anyio
@@ -114,7 +114,7 @@ class Stream:
         self.prompt, self.seed, self.n = prompt, seed, n
         self.explanation: Explanation | None = None
         self._mailbox = mailbox
-        self._usage: dict[int, Usage] = {}
+        self._usage: dict[int, Callable[[], Usage]] = {}
         self._open = n
 
     @property
@@ -123,20 +123,21 @@ class Stream:
 
         One choice that is an approximation makes the answer one.
         """
-        usages = self._usage.values()
+        by_choice = {choice: usage() for choice, usage in self._usage.items()}
+        usages = by_choice.values()
         if not usages:
             return Usage(prompt_tokens=len(self.prompt.ids))
-        cached = self._usage[0].cached if 0 in self._usage else CachedTokens()
+        cached = by_choice[0].cached if 0 in by_choice else CachedTokens()
         return Usage(
             prompt_tokens=len(self.prompt.ids),
             completion_tokens=sum(usage.completion_tokens for usage in usages),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
             cached=replace(cached, approximate=any(usage.cached.approximate for usage in usages)),
-            cache_write_tokens=self._usage[0].cache_write_tokens if 0 in self._usage else 0,
+            cache_write_tokens=by_choice[0].cache_write_tokens if 0 in by_choice else 0,
         )
 
-    def count(self, choice: int, usage: Usage) -> None:
-        """Note a choice's tokens so far; called by the engine."""
+    def count(self, choice: int, usage: Callable[[], Usage]) -> None:
+        """Note who knows a choice's tokens so far; called by the engine."""
         self._usage[choice] = usage
 
     def __aiter__(self) -> Stream:
