@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from deepinfra.core.ids import SeqId
+from deepinfra.core.ids import BlockKey, SeqId
 from deepinfra.core.request import PUBLIC
-from deepinfra.core.step import Choice, DoneRow, Grant, Job, RunRow, StepReport, StepView
+from deepinfra.core.step import Choice, DoneRow, Grant, Job, Prefix, RunRow, StepReport, StepView
 from deepinfra.errors import Overloaded
 from deepinfra.interfaces.given import InlineOffload
 from deepinfra.interfaces.scheduler import Scheduler
@@ -18,7 +18,10 @@ __all__ = ("MiniPool", "PoolSeq")
 
 @dataclass(slots=True, eq=False)
 class PoolSeq:
-    """A sequence as the pool knows it; `left` tokens are still to be generated."""
+    """A sequence as the pool knows it; `left` tokens are still to be generated.
+
+    The first `common` tokens are those of all sequences that begin `like` it.
+    """
 
     job: Job
     tokens: int
@@ -33,6 +36,8 @@ class PoolSeq:
     hungry: int = 0
     overtaken: int = 0
     since: int = 0
+    like: str = ""
+    common: int = 0
 
     @property
     def todo(self) -> int:
@@ -87,6 +92,8 @@ class MiniPool:
         self._loaded: list[SeqId] = []
         self._next = 0
         self._room = num_blocks
+        self._ready: dict[str, int] = {}
+        self._following: set[SeqId] = set()
 
     # -- what happens to sequences ----------------------------------------------------------------
 
@@ -100,10 +107,17 @@ class MiniPool:
         tenant: str = PUBLIC,
         deadline: float | None = None,
         stored: bool = False,
+        like: str = "",
+        common: int = 0,
     ) -> SeqId | None:
-        """A sequence arrives; `None` if the scheduler refuses it."""
+        """A sequence arrives; `None` if the scheduler refuses it.
+
+        Its first `common` tokens are those of all that begin `like` it; they are computed once, unless the scheduler
+        opens sequences side by side, and then found by all.
+        """
         seq = SeqId(self._next)
         self._next += 1
+        cached = max(cached, min(self._ready.get(like, 0), common // self.block_size) * self.block_size)
         job = Job(seq, tokens, cached, max_new, self.clock.now(), tenant, priority, deadline)
         refusals = [_refusal(scheduler, job) for scheduler in self.schedulers]
         assert refusals[0] == refusals[-1], "equal calls of add must be refused equally"
@@ -113,6 +127,7 @@ class MiniPool:
             return None
         self._admitted.append(job)
         self.seqs[seq] = PoolSeq(job, tokens, max_new, stored=stored, since=self.steps)
+        self.seqs[seq].like, self.seqs[seq].common = like, min(common, tokens)
         self._repeats = None
         return seq
 
@@ -128,6 +143,10 @@ class MiniPool:
         """A load that was asked for is there."""
         self.seqs[seq].loading = False
         self._loaded.append(seq)
+
+    def forget(self, like: str) -> None:
+        """What was computed for those that begin alike is not on the device any more."""
+        self._ready.pop(like, None)
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -152,7 +171,24 @@ class MiniPool:
             fetchable=frozenset(q for q, s in self.seqs.items() if s.stored and not s.loading and not s.running),
             loading=frozenset(q for q, s in self.seqs.items() if s.loading and not s.running),
             grid=self.grid,
+            waiting={seq: self._prefix(s) for seq, s in self.seqs.items() if s.like and not s.running},
         )
+
+    def _prefix(self, s: PoolSeq) -> Prefix:
+        """What a waiting sequence would find."""
+        found, size = self._found(s), self.block_size
+        if (found + 1) * size > s.common:
+            return Prefix(found * size)
+        under_way = any(
+            other.running and other.todo > 1 and other.like == s.like and other.computed // size == found
+            for other in self.seqs.values()
+            if (found + 1) * size <= other.common
+        )
+        return Prefix(found * size, BlockKey(f"{s.like}:{found}".encode()), under_way)
+
+    def _found(self, s: PoolSeq) -> int:
+        """Leading blocks of it that are on the device."""
+        return min(self._ready.get(s.like, 0), s.common // self.block_size)
 
     def step(self, cut: Callable[[SeqId, int], int] = _honest, *, fails: bool = False) -> Choice:
         """One step. `cut` may lower any grant, to 0 too; with `fails` it runs and comes to nothing."""
@@ -167,6 +203,8 @@ class MiniPool:
         if honest:
             self._check_decoding(view, choice)
         self._check_repeats(view, choice, honest=honest)
+        following = {view.waiting[g.seq].next for g in choice.run if g.seq in view.waiting}
+        self._following = {q for q, p in view.waiting.items() if p.next and (p.under_way or p.next in following)}
         for seq in choice.fetch:
             self.seqs[seq].stored, self.seqs[seq].loading = False, True
         ran = self._apply(choice, cut, fails)
@@ -226,7 +264,7 @@ class MiniPool:
             running = sum(x.running for x in self.seqs.values())
             if not s.running and running >= self._max_seqs:
                 continue
-            start = s.computed if s.running else min(s.job.cached, s.tokens - 1)
+            start = s.computed if s.running else min(self._cached(s), s.tokens - 1)
             drafts = min(s.drafts, most - 1) if s.running and s.todo == 1 else 0
             length = self._fit(s, start, min(most, s.tokens - start)) + drafts
             if not self._reserve(s, start + length, victims, preempted, rows, alone=not running):
@@ -248,6 +286,9 @@ class MiniPool:
                 rows = []
             self._reports.append(StepReport(self.steps, seconds, tuple(rows), tuple(preempted), loaded))
         return something
+
+    def _cached(self, s: PoolSeq) -> int:
+        return self._found(s) * self.block_size if s.like else s.job.cached
 
     def _fit(self, s: PoolSeq, start: int, most: int) -> int:
         end = start + most
@@ -296,6 +337,9 @@ class MiniPool:
             s.computed, s.drafts = s.tokens - 1, s.tokens % 3 if self._drafts else 0
         else:
             s.computed = start + known
+        if s.like:
+            full = min(s.computed, s.common) // self.block_size
+            self._ready[s.like] = max(full, self._ready.get(s.like, 0))
         return DoneRow(seq, start, length, drafts, sampled, opened)
 
     def _undo(self, rows: list[DoneRow]) -> None:
@@ -354,15 +398,16 @@ class MiniPool:
     def _count_overtaken(self, seq: SeqId, before: tuple[Grant, ...]) -> None:
         """`seq` is opened: it overtakes earlier arrivals of no lower priority that were not chosen before it.
 
-        Those whose prompt would not have found room beside what running sequences need are not overtaken. Of other
-        tenants it may be the turn, until one has waited for `max_wait_steps`: then it is passed no more at all.
+        Those whose prompt would not have found room beside what running sequences need are not overtaken, nor those
+        left alone for a load, or for what another computes that they would compute too. Of other tenants it may be
+        the turn, until one has waited for `max_wait_steps`: then it is passed no more at all.
         """
         room = self._room
         self._room -= self._blocks_for(self.seqs[seq].tokens) + 1
         chosen = {grant.seq for grant in before}
         job = self.seqs[seq].job
         for other, s in self.seqs.items():
-            if other >= seq or s.begun or other in chosen or s.stored or s.loading:
+            if other >= seq or s.begun or other in chosen or s.stored or s.loading or other in self._following:
                 continue
             expired = s.job.deadline is not None and s.job.deadline <= self.clock.now()
             if expired or self._blocks_for(s.tokens) + 1 > room:

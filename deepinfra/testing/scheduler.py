@@ -49,19 +49,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         deadline_s=st.one_of(st.none(), st.none(), st.floats(0.0, 0.2)),
         stored=st.booleans(),
         tenant=st.sampled_from(["public", "public", "other"]),
+        like=st.sampled_from(["", "", "a", "b"]),
     )
     def add(
-        self, tokens: int, max_new: int, hit: int, priority: int, deadline_s: float | None, stored: bool, tenant: str
+        self,
+        tokens: int,
+        max_new: int,
+        hit: int,
+        priority: int,
+        deadline_s: float | None,
+        stored: bool,
+        tenant: str,
+        like: str,
     ) -> None:
         # Every sequence fits into the pool alone, or it would have been refused at the door.
         tokens = min(tokens, self.pool.num_blocks * self.pool.block_size - 1)
         self.pool.add(
             tokens,
             min(max_new, self.pool.num_blocks * self.pool.block_size - tokens),
-            cached=min(tokens, hit * self.pool.block_size) if stored else 0,
+            cached=min(tokens, hit * self.pool.block_size) if stored and not like else 0,
             priority=priority,
             deadline=None if deadline_s is None else self.pool.clock.now() + deadline_s,
-            stored=stored,
+            stored=stored and not like,
+            like=like,
+            common=tokens - hit,
             tenant=tenant,
         )
 
@@ -94,6 +105,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def loads_arrive(self) -> None:
         for seq in [q for q, s in self.pool.seqs.items() if s.loading]:
             self.pool.arrive(seq)
+
+    @rule(like=st.sampled_from(["a", "b"]))
+    def forget(self, like: str) -> None:
+        self.pool.forget(like)
 
     @rule(seconds=st.floats(0.0, 1.0))
     def time_passes(self, seconds: float) -> None:
