@@ -11,7 +11,7 @@ import json
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_origin
 
 import anyio
 import typer
@@ -184,10 +184,14 @@ def parts() -> str:
         for name, entry in sorted(registry.of_kind(kind).items()):
             if entry.origin.distribution != "deepinfra-serve":
                 continue
-            fields = [
-                (code(key), accepts(info), default(info), info.description)
-                for key, info in entry.options.model_fields.items()
-            ]
+            fields = []
+            for key, info in entry.options.model_fields.items():
+                fields.append((code(key), accepts(info), default(info), info.description))
+                if get_origin(info.annotation) is Mapping:  # a table of named tables
+                    (inner,) = [t for t in get_args(info.annotation) if isinstance(t, type)]
+                    for sub, subinfo in inner.model_fields.items():
+                        name_of = code(f"{key}.NAME.{sub}")
+                        fields.append((name_of, accepts(subinfo), default(subinfo), subinfo.description))
             keys = table(("key", "takes", "default", "meaning"), fields) if fields else "No keys."
             sections.append(f"### {kind} `{name}`\n\n{keys}")
     body = "\n\n".join(sections)
@@ -322,6 +326,8 @@ behind them; only those of a last message may be open.
 - `/v1/responses` keeps answers in memory, `api.stored_ttl_s` after their last use: a restart forgets them.
 - Answers carry one more object, `deepinfra`: `seed`, which reproduces the answer, `cached_tokens` by tier, and
   `cached_age_s`: how long ago, in seconds, the oldest record of a tier's was saved.
+- The header `x-deepinfra-deadline-s: 20` gives an answer up after 20 seconds: 504, or an error in mid-stream.
+- A full server answers 503 with `retry-after`; 429 is a limit of the caller's own.
 - The header `x-deepinfra-explain: 1` adds `deepinfra.explain`: why no more of the first prompt was found in the cache;
   see [how to](../howto/kv-cache.md#why-did-it-miss).
 - `usage` also has `prompt_cache_hit_tokens` and `prompt_cache_miss_tokens`, as DeepSeek's does.

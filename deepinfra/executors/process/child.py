@@ -36,9 +36,9 @@ __all__ = ("serve_child",)
 def serve_child(executor: Executor, fd: int) -> None:
     """Run `executor` for the parent at the other end of `fd`; returns when the parent says so.
 
-    The whole of a child's `main`: ignores SIGINT, SIGTERM and SIGHUP, which are the parent's to act on (a service manager
-    sends them to both), and ends the process at once when the parent dies in whatever way. The executor computes on
-    this process's main thread: nothing else needs it.
+    The whole of a child's `main`: ignores SIGINT, SIGTERM and SIGHUP, which are the parent's to act on (a service
+    manager sends them to both), and ends the process at once when the parent dies in whatever way. The executor
+    computes on this process's main thread: nothing else needs it.
 
     Args:
         executor: Not entered.
