@@ -29,7 +29,7 @@ so that even then its first token takes at most two budgets more than it would h
 """
 
 MIN_CHUNK = 16
-"""Prompt tokens that a step with a prompt computes at least, if the window's share of decoding allows."""
+"""Prompt tokens of a chunk at least, but for the only one of a step whose aim or whose window leaves less."""
 
 FOREVER = 1 << 20
 """Steps that are the same until something happens: more than a sequence has tokens to come."""
@@ -56,6 +56,7 @@ class Allowance:
         seconds: What all chunks together should add.
         most_s: What they must not exceed, but for one chunk if `owed`.
         owed: Whether there must be a chunk, however short.
+        strict: Whether rather a chunk shorter than `MIN_CHUNK` than more seconds.
         tokens: Left of the step's limit.
         grid: Where chunks end that are not a prompt's last.
     """
@@ -68,6 +69,7 @@ class Allowance:
         seconds: float = inf,
         most_s: float = inf,
         owed: bool = True,
+        strict: bool = False,
         tokens: int,
         grid: int,
     ) -> None:
@@ -77,12 +79,13 @@ class Allowance:
         self.base_s, self.chunks_s, self.chunks = base_s, 0.0, 0
         self.aim_s = base_s + max(0.0, self.left_s) if known else None
         self._known, self._most_s, self._owed, self._grid = known, most_s if known else inf, owed, grid
+        self._strict = strict
 
     def _length(self, start: int, todo: int, seconds: float) -> int:
         length = self._cut(start, min(todo, self.cost.tokens_within(min(seconds, self.left_s), start)), todo)
         shortest = min(todo, self._grid - start % self._grid)
         least = min(todo, shortest + -(-max(0, MIN_CHUNK - shortest) // self._grid) * self._grid)
-        if length >= (least if self._known else shortest):
+        if length >= (shortest if not self._known or (self._strict and not self.chunks) else least):
             return length
         least_s = self._seconds(start, least)
         if least_s <= self.left_s or (not self.chunks and least_s <= self._most_s):
@@ -190,19 +193,32 @@ class Pacing:
         if self._ends_alone(queue, cost):
             seconds = ALONE * self._budget_s - base_s
         if decodes and not isinf(self._rate):
-            bases_s = base_s + sum(step.base_s for step in self._steps)
-            most_s = max(0.0, self._rate * bases_s - sum(step.chunks_s for step in self._steps))
+            most_s = self._left_s(base_s, cost.seconds(StepWork(decode_rows=1)))
         allowance = Allowance(
             cost,
             base_s=base_s,
             seconds=seconds,
             most_s=most_s,
             owed=owed or not decodes,
+            strict=decodes and seconds > _PREFILL_FLOOR * base_s,
             tokens=grants.tokens,
             grid=view.grid,
         )
         queue.aim = allowance.aim_s if prefill_waits else None
         return Step(grants=grants, allowance=allowance, prefill_waits=prefill_waits, decodes=decodes)
+
+    def _left_s(self, base_s: float, least_s: float) -> float:
+        """Seconds that prompts may add to a step so that no window with it exceeds what they may have of that.
+
+        A window that began some steps ago goes on with steps of at least `least_s`.
+        """
+        bases_s, chunks_s = base_s + (WINDOW - 1) * least_s, 0.0
+        left_s = self._rate * bases_s
+        for step in reversed(self._steps):
+            bases_s += step.base_s - least_s
+            chunks_s += step.chunks_s
+            left_s = min(left_s, self._rate * bases_s - chunks_s)
+        return max(0.0, left_s)
 
     def _ends_alone(self, queue: Queue, cost: StepCost) -> bool:
         """Whether the prompt of the only sequence could end in this step."""

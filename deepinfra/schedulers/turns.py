@@ -17,7 +17,7 @@ from deepinfra.schedulers.pacing import Allowance
 __all__ = ("Chunk", "Lane", "OutOfOrder", "Turns")
 
 
-PART = 0.2
+PART = 1 / 6
 """Part of the work that may be done out of order."""
 
 
