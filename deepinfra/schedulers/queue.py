@@ -291,11 +291,12 @@ class Queue:
         """Look at those next in line and at some of the others; whose length is not what it was may change lines."""
         for index, line in enumerate(self.lines):
             at = self._cursors[index] if self._cursors[index] < len(line) else 0
-            self._cursors[index] = at + _SWEEP
+            before = len(line)
             for entry in (*line[:_HEADS], *line[max(_HEADS, at) : at + _SWEEP]):
                 self.sharing.look(entry)
                 if (to := self._place(entry.uncached)) != index:
                     self._move(entry, to)
+            self._cursors[index] = at + _SWEEP + min(0, len(line) - before)
 
     def _recount(self, entry: Entry, cached: int) -> None:
         """A waiting sequence has more or less cached than it had."""
@@ -348,10 +349,6 @@ class Queue:
         for entry in islice(self.lines[line], SCAN):
             if entry.job.seq not in held and not self.sharing.left_alone(entry):
                 yield entry
-
-    def left_alone(self, entry: Entry, view: StepView) -> bool:
-        """See `Sharing.left_alone`."""
-        return self.sharing.left_alone(entry)
 
     def choose(self, entry: Entry) -> None:
         """A waiting sequence is chosen to be opened."""

@@ -217,7 +217,7 @@ def fan_out(draw: random.Random) -> Scenario:
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), backend=st.sampled_from(["asyncio", "trio"]))
 def test_any_fan_out_gives_the_reference_text(seed: int, backend: str) -> None:
     assert anyio.run(run_scenario, fan_out(random.Random(seed)), backend=backend) == []
