@@ -14,7 +14,17 @@ from anyio.abc import SocketStream
 
 from deepinfra.errors import ConfigError, EngineError
 
-__all__ = ("Endpoint", "Response")
+__all__ = ("Endpoint", "Refused", "Response")
+
+
+class Refused(EngineError):
+    """Raised when the answer's status is not 200; `retry_after_s` is what its header says, if it has one."""
+
+    code = "refused"
+
+    def __init__(self, path: str, status: int, why: str, retry_after_s: float | None) -> None:
+        self.status, self.retry_after_s = status, retry_after_s
+        super().__init__(f"{path}: status {status}: {why}")
 
 
 class Endpoint:
@@ -40,7 +50,8 @@ class Endpoint:
 
         Raises:
             OSError: Nobody listens there; names the address.
-            EngineError: The answer's status is not 200; carries its message.
+            Refused: The answer's status is not 200; carries its message.
+            EngineError: What comes back is no answer.
         """
         data = b"" if body is None else json.dumps(body).encode()
         headers = self._headers | ({} if body is None else {"content-type": "application/json"})
@@ -56,7 +67,7 @@ class Endpoint:
             response = Response(stream)
             await response.head()
             if response.status != 200:
-                raise EngineError(f"{path}: status {response.status}: {await response.message()}")
+                raise Refused(path, response.status, await response.message(), response.retry_after_s)
             yield response
 
 
@@ -68,6 +79,7 @@ class Response:
         self._parser = httptools.HttpResponseParser(self)
         self._body = bytearray()
         self._headed = self._over = False
+        self.retry_after_s: float | None = None
 
     @property
     def status(self) -> int:
@@ -79,20 +91,23 @@ class Response:
         while not self._headed:
             await self._more()
 
-    async def json(self) -> object:
+    async def text(self) -> str:
         """The whole body."""
         while not self._over:
             await self._more()
-        return json.loads(self._body)
+        return self._body.decode("utf-8", "replace")
+
+    async def json(self) -> object:
+        """The whole body."""
+        return json.loads(await self.text())
 
     async def message(self) -> str:
         """The sentence in an error's body, or its beginning."""
-        while not self._over:
-            await self._more()
+        text = await self.text()
         try:
-            return str(json.loads(self._body)["error"]["message"])
+            return str(json.loads(text)["error"]["message"])
         except (ValueError, KeyError, TypeError):
-            return self._body[:200].decode("utf-8", "replace")
+            return text[:200]
 
     async def event(self) -> bytes | None:
         """The data of the next server-sent event, or `None` at the end.
@@ -122,6 +137,11 @@ class Response:
             raise EngineError(f"the server's answer is not HTTP: {error}") from error
 
     # -- called by the parser ---------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        if name.lower() == b"retry-after" and value.isdigit():
+            self.retry_after_s = float(value)
 
     def on_headers_complete(self) -> None:
         """The head is there."""

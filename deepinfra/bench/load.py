@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import anyio
@@ -15,7 +16,7 @@ from deepinfra.bench.machine import CpuUse, CpuWatch
 from deepinfra.errors import EngineError
 from deepinfra.interfaces.given import Clock, SystemClock
 
-__all__ = ("LoadReport", "LoadRun", "Spread", "run_load")
+__all__ = ("LoadReport", "LoadRun", "Reply", "Spread", "ask", "first_model", "made_prompt", "run_load", "spread")
 
 # Short words that are one token each in nearly every vocabulary.
 _WORDS: Final = (
@@ -120,17 +121,30 @@ class LoadReport:
     cpu: CpuUse
 
 
-@dataclass(slots=True)
-class _Found:
-    """What all requests found."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A stream that came to its end.
 
-    ttft: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-    whole: list[float] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
+    Attributes:
+        began: When it was asked for, by the clock that was given.
+        pieces: When each piece of text was there.
+        ended: When it ended.
+        prompt_tokens: Of the prompt, as the server counted them.
+        cached_tokens: Of those, how many it had cached.
+        completion_tokens: Of the answer.
+    """
+
+    began: float
+    pieces: tuple[float, ...]
+    ended: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds until the first piece."""
+        return self.pieces[0] - self.began
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -163,45 +177,52 @@ async def run_load(
         EngineError: The server does not list its models.
     """
     clock = clock or SystemClock()
-    model = run.model or await _first_model(endpoint)
+    model = run.model or await first_model(endpoint)
     draw = random.Random(run.seed)
-    prompts = [_prompt(draw, index, run.prompt) for index in range(run.requests)]
-    found, waiting = _Found(), list(reversed(prompts))
+    waiting = [made_prompt(draw, index, run.prompt) for index in range(run.requests)][::-1]
+    found: list[Reply] = []
+    errors: list[str] = []
 
     async def client() -> None:
         while waiting:
-            prompt = waiting.pop()
+            body = {"model": model, "prompt": waiting.pop()}
             try:
-                await _one(endpoint, model, prompt, run.new, clock, found)
+                found.append(await ask(endpoint, "/completions", body, run.new, clock))
             except (EngineError, OSError) as error:
-                found.errors.append(str(error))
-            progress(len(found.whole) + len(found.errors))
+                errors.append(str(error))
+            progress(len(found) + len(errors))
 
     watch, began = CpuWatch(), clock.now()
     async with anyio.create_task_group() as tasks:
         for _ in range(run.concurrency):
             tasks.start_soon(client)
     wall_s = clock.now() - began
+    completion_tokens = sum(reply.completion_tokens for reply in found)
     return LoadReport(
         kind="serve",
         model=model,
         run=run,
-        succeeded=len(found.whole),
-        failed=len(found.errors),
-        errors=tuple(dict.fromkeys(found.errors)),
-        prompt_tokens=found.prompt,
-        cached_tokens=found.cached,
-        completion_tokens=found.completion,
+        succeeded=len(found),
+        failed=len(errors),
+        errors=tuple(dict.fromkeys(errors)),
+        prompt_tokens=sum(reply.prompt_tokens for reply in found),
+        cached_tokens=sum(reply.cached_tokens for reply in found),
+        completion_tokens=completion_tokens,
         wall_s=wall_s,
-        output_tokens_per_s=found.completion / wall_s,
-        ttft_s=spread(found.ttft),
-        itl_s=spread(found.gaps),
-        request_s=spread(found.whole),
+        output_tokens_per_s=completion_tokens / wall_s,
+        ttft_s=spread([reply.ttft_s for reply in found]),
+        itl_s=spread([b - a for reply in found for a, b in pairwise(reply.pieces)]),
+        request_s=spread([reply.ended - reply.began for reply in found]),
         cpu=watch.stop(wall_s),
     )
 
 
-async def _first_model(endpoint: Endpoint) -> str:
+async def first_model(endpoint: Endpoint) -> str:
+    """The first that the server lists.
+
+    Raises:
+        EngineError: It lists none.
+    """
     async with endpoint.request("/models") as response:
         listed = await response.json()
     try:
@@ -210,14 +231,27 @@ async def _first_model(endpoint: Endpoint) -> str:
         raise EngineError("the server lists no models: name one with --model") from None
 
 
-def _prompt(draw: random.Random, index: int, words: int) -> str:
+def made_prompt(draw: random.Random, index: int, words: int) -> str:
+    """Text of so many words, each about a token; no two begin alike."""
     return " ".join((f"{index}:", *(draw.choice(_WORDS) for _ in range(max(0, words - 2)))))
 
 
-async def _one(endpoint: Endpoint, model: str, prompt: str, new: int, clock: Clock, found: _Found) -> None:
-    body = {
-        "model": model,
-        "prompt": prompt,
+async def ask(endpoint: Endpoint, path: str, body: Mapping[str, object], new: int, clock: Clock) -> Reply:
+    """Ask for a stream of `new` greedy tokens and read it to its end.
+
+    Args:
+        endpoint: The server.
+        path: `/completions` or `/chat/completions`.
+        body: Model and prompt or messages.
+        new: Tokens; the model's own end is ignored.
+        clock: Time.
+
+    Raises:
+        OSError: Nobody listens there.
+        EngineError: The server refuses, or fails.
+    """
+    asked = {
+        **body,
         "max_tokens": new,
         "temperature": 0,
         "ignore_eos": True,
@@ -225,30 +259,24 @@ async def _one(endpoint: Endpoint, model: str, prompt: str, new: int, clock: Clo
         "stream_options": {"include_usage": True},
     }
     began = clock.now()
-    last: float | None = None
+    at: list[float] = []
     usage: dict[str, object] = {}
-    gaps: list[float] = []
-    first = 0.0
-    async with endpoint.request("/completions", body) as response:
+    async with endpoint.request(path, asked) as response:
         while (data := await response.event()) and data != b"[DONE]":
             chunk = json.loads(data)
             if "error" in chunk:
                 raise EngineError(str(chunk["error"]["message"]))
             usage = chunk.get("usage") or usage
-            if any(choice.get("text") for choice in chunk["choices"]):
-                now = clock.now()
-                if last is None:
-                    first = now - began
-                else:
-                    gaps.append(now - last)
-                last = now
-    if last is None or not usage:
+            if any(choice.get("text") or choice.get("delta", {}).get("content") for choice in chunk["choices"]):
+                at.append(clock.now())
+    if not at or not usage:
         raise EngineError("an answer ended without text or usage")
-    found.ttft.append(first)
-    found.gaps += gaps
-    found.whole.append(clock.now() - began)
-    found.prompt += int(str(usage["prompt_tokens"]))
-    found.completion += int(str(usage["completion_tokens"]))
     details = usage.get("prompt_tokens_details")
-    if isinstance(details, dict):
-        found.cached += int(details.get("cached_tokens") or 0)
+    return Reply(
+        began=began,
+        pieces=tuple(at),
+        ended=clock.now(),
+        prompt_tokens=int(str(usage["prompt_tokens"])),
+        cached_tokens=int(details.get("cached_tokens") or 0) if isinstance(details, dict) else 0,
+        completion_tokens=int(str(usage["completion_tokens"])),
+    )

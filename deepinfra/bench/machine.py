@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ("NOISY_CORES", "CpuUse", "CpuWatch")
+__all__ = ("NOISY_CORES", "CpuUse", "CpuWatch", "Use", "use_of")
 
 NOISY_CORES = 0.10
 """Cores used by other programs above which a figure is not to be trusted."""
@@ -50,10 +50,34 @@ class CpuWatch:
     def _read(self) -> tuple[int, int]:
         """(ticks the machine was busy, ticks of ours)."""
         user, nice, system, _, _, irq, softirq, steal = map(int, (_PROC / "stat").read_text().split()[1:9])
-        return user + nice + system + irq + softirq + steal, sum(_own_ticks())
+        return user + nice + system + irq + softirq + steal, sum(_ticks(os.getpid()).values())
 
 
-def _own_ticks() -> Iterator[int]:
+class Use(NamedTuple):
+    """Processor seconds used so far, and bytes of resident memory, of a process and of its descendants together."""
+
+    cpu_s: float
+    nbytes: int
+    descendants_nbytes: int
+
+
+def use_of(pid: int) -> Use:
+    """What a process and its descendants use; nothing where there is none."""
+    ticks = _ticks(pid)
+    nbytes = {each: _resident_nbytes(each) for each in ticks}
+    own = nbytes.pop(pid, 0)
+    return Use(sum(ticks.values()) / os.sysconf("SC_CLK_TCK"), own, sum(nbytes.values()))
+
+
+def _resident_nbytes(pid: int) -> int:
+    try:
+        return int((_PROC / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def _ticks(root: int) -> dict[int, int]:
+    """Those of a process and of its descendants."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for folder in _PROC.iterdir():
@@ -66,10 +90,11 @@ def _own_ticks() -> Iterator[int]:
             pid = int(folder.name)
             parents[pid] = int(fields[1])
             ticks[pid] = sum(map(int, fields[11:15]))  # utime, stime and those of children waited for
-    me = os.getpid()
+    found = {}
     for pid in ticks:
         ancestor = pid
-        while ancestor != me and ancestor in parents:
+        while ancestor != root and ancestor in parents:
             ancestor = parents[ancestor]
-        if ancestor == me:
-            yield ticks[pid]
+        if ancestor == root:
+            found[pid] = ticks[pid]
+    return found

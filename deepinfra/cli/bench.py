@@ -12,6 +12,7 @@ import anyio
 import typer
 
 from deepinfra.cli.mix import mix
+from deepinfra.cli.overload import overload
 from deepinfra.cli.progress import shown_line
 from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_models
 
@@ -32,6 +33,7 @@ __all__ = ("bench",)
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast it is on this machine.")
 bench.command("mix")(mix)
+bench.command("overload")(overload)
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object; docs/reference/bench.md names its fields.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deepinfra.cli.scrape import Between, Scrape, read
+from deepinfra.bench.scrape import Between, Scrape, read
 
 if TYPE_CHECKING:
     from rich.console import Group

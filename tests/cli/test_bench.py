@@ -15,6 +15,7 @@ from deepinfra.bench.kv import KVReport
 from deepinfra.bench.kvrestore import RestoreReport
 from deepinfra.bench.load import LoadReport
 from deepinfra.bench.offline import OfflineReport
+from deepinfra.bench.overload import OverloadReport
 from deepinfra.bench.recipe import RecipeReport
 from deepinfra.cli.bench import bench
 
@@ -38,7 +39,9 @@ def paths(kind: type, prefix: str = "") -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("report", [OfflineReport, LoadReport, RecipeReport, KVReport, CacheReport, RestoreReport])
+@pytest.mark.parametrize(
+    "report", [OfflineReport, LoadReport, RecipeReport, KVReport, CacheReport, RestoreReport, OverloadReport]
+)
 def test_every_field_of_the_json_is_documented(report: type) -> None:
     documented = set(re.findall(r"`([\w.\[\]]+)`", REFERENCE.read_text()))
     assert not set(paths(report)) - documented
@@ -49,6 +52,12 @@ def test_a_batch_that_is_no_number_is_refused(batch: str) -> None:
     result = run("offline", "--batch", batch)
     assert result.exit_code == 1
     assert "takes numbers of sequences like 1,8,32" in str(result.exception)
+
+
+def test_what_a_started_server_is_told_is_refused_for_a_running_one() -> None:
+    result = run("overload", "--url", "http://127.0.0.1:1/v1", "--max-queue", "4")
+    assert "--max-queue and --config are for a server that is started here" in str(result.exception)
+    assert "takes numbers of clients like 16,64" in str(run("overload", "--concurrency", "1,x").exception)
 
 
 def test_an_unknown_peer_is_refused_by_name() -> None:

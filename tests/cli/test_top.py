@@ -16,8 +16,8 @@ import pytest
 from openai import OpenAI
 from typer.testing import CliRunner
 
+from deepinfra.bench.scrape import Between, Scrape, read
 from deepinfra.cli import app
-from deepinfra.cli.scrape import Between, Scrape, read
 from deepinfra.core.identity import ApiKey
 from deepinfra.engine import Engine, Pool
 from deepinfra.errors import ConfigError, EngineError

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from deepinfra.errors import ConfigError, EngineError
 
-__all__ = ("Between", "Scrape", "read")
+__all__ = ("Between", "Scrape", "parsed", "read")
 
 _TIMEOUT_S = 10.0
 
@@ -42,8 +42,6 @@ def read(url: str, at: float, *, api_key: str | None = None) -> Scrape:
         OSError: Nobody listens there.
         EngineError: What answers is not this server.
     """
-    from prometheus_client.parser import text_string_to_metric_families as parse
-
     if urlsplit(url).scheme not in ("http", "https"):
         raise ConfigError(f"{url!r} is not an address like http://127.0.0.1:8000")
     request = urllib.request.Request(url.rstrip("/").removesuffix("/v1") + "/metrics", headers={"accept": "text/plain"})
@@ -60,9 +58,20 @@ def read(url: str, at: float, *, api_key: str | None = None) -> Scrape:
     except http.client.HTTPException as error:
         raise EngineError(f"{request.full_url} does not speak HTTP: {type(error).__name__}") from None
     try:
-        samples = [sample for family in parse(text) for sample in family.samples]
+        return parsed(text, at)
     except ValueError as error:
         raise EngineError(f"{request.full_url} are no metrics: {error}") from None
+
+
+def parsed(text: str, at: float) -> Scrape:
+    """What `/metrics` said at some time.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    from prometheus_client.parser import text_string_to_metric_families as parse
+
+    samples = [sample for family in parse(text) for sample in family.samples]
     return Scrape(at, {(s.name.removeprefix("deepinfra_"), frozenset(s.labels.items())): s.value for s in samples})
 
 
