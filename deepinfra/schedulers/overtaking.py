@@ -11,8 +11,13 @@ from deepinfra.schedulers.entry import Entry, Rank, rank_of
 __all__ = ("STARVED", "Overtakes")
 
 
-STARVED = 8
-"""A sequence that this many times `limit` others were opened before for want of room has all behind it wait for it."""
+STARVED = 16
+"""A sequence that so many others were opened before for want of room has all behind it wait for room to appear.
+
+`limit` if that is less. A conversation trace whose prompts hardly fit beside each other, in a simulation: with 64 the
+longest waited 1.9 times as long as in order of arrival at p99, with 16 1.5 times, and half of the short ones still
+less than 2 s instead of 18.
+"""
 
 _SPLIT = 128
 """Sequences in a part of the order beyond which it is split: passing 4,096 takes about 15 us."""
@@ -144,7 +149,7 @@ class Overtakes:
         due: list[Entry] = []
         for part in self._parts:
             least = self.limit - part.add
-            if part.most >= least or part.denied >= STARVED * self.limit:
+            if part.most >= least or part.denied >= min(self.limit, STARVED):
                 due += (e for e in part.entries if (e.passed >= least and e.uncached <= room) or self.starved(e))
         return due
 
@@ -157,4 +162,4 @@ class Overtakes:
 
     def starved(self, entry: Entry) -> bool:
         """Whether a sequence was denied room so often that it must be made."""
-        return entry.denied >= STARVED * self.limit
+        return entry.denied >= min(self.limit, STARVED)

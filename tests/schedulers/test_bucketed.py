@@ -204,7 +204,7 @@ def test_one_that_is_due_is_opened_beside_the_giant_before_it():
 
 
 def test_one_without_room_holds_nobody_back():
-    pool = MiniPool(lambda: Bucketed(edges=(8,), max_overtakes=2), max_step_tokens=8, num_blocks=500)
+    pool = MiniPool(lambda: Bucketed(edges=(8,), max_overtakes=64), max_step_tokens=8, num_blocks=500)
     pool.add(700)
     pool.add(700)
     for step in range(48):
