@@ -231,8 +231,8 @@ class SchedulerStats(NamedTuple):
         predicted_s: Seconds that these were predicted to take.
         measured_s: Seconds that they took.
         max_overtakes: How often a sequence may be passed; `None`: no bound is kept.
-        max_wait_steps: Steps after which a sequence of the lowest priority that has room is first in line whoever
-            comes; `None`: no bound is kept.
+        max_wait_steps: Steps after which a sequence, of the lowest priority too, is opened before all that came later
+            once there is a seat and room for it; `None`: no bound is kept.
         tenants: Of each tenant that is told alone, and of the others together, by name; their number is bounded.
         refused_by_tenant: Of `refused`, those that met a limit of their own tenant.
         expired: Waiting sequences ended because their deadline had passed.
