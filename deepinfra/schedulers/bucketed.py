@@ -1,4 +1,4 @@
-"""Length buckets with fair service, a time budget per step, protected decoding and bounded overtaking."""
+"""Length buckets: short prompts out of order for a part of the work, and bounded overtaking."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ FAIR = 64
 class Bucketed(Scheduler):
     """Short prompts do not wait behind giants, giants are not starved by short ones, and streams keep flowing.
 
-    Prompts are sorted by uncached tokens into buckets. Within a step decoding sequences come first, then buckets take
-    turns so that over time each gets equal work (attention included); inside a bucket, prefills under way come before
-    waiting sequences. How many prompt tokens fit is predicted from past steps.
+    Prompts are sorted by uncached tokens into buckets. Within a step decoding sequences come first, then prompts in
+    order, those under way in a bucket before those that wait in it; but a sixth of the work goes out of order, to the
+    shortest bucket that has something to do. How many prompt tokens fit is predicted from past steps.
 
     The order of waiting sequences is by arrival, moved forward by `aging_steps` steps per point of priority: of two
     sequences the one with the higher priority is first unless the other came that much earlier. A sequence is passed
@@ -135,7 +135,7 @@ class Bucketed(Scheduler):
 
     def finish(self, seq: SeqId) -> None:
         """See `Scheduler.finish`."""
-        self._queue.finish(seq)
+        self._queue.finish(seq, self.clock.now())
 
     def commit(self, report: StepReport) -> None:
         """See `Scheduler.commit`."""
@@ -178,7 +178,7 @@ class Bucketed(Scheduler):
         grants: Grants,
         allowance: Allowance,
     ) -> None:
-        """Grant prompt tokens, the buckets taking turns."""
+        """Grant prompt tokens."""
         queue = self._queue
 
         def ready(entry: Entry) -> bool:

@@ -79,7 +79,7 @@ class Fcfs(Scheduler):
 
     def finish(self, seq: SeqId) -> None:
         """See `Scheduler.finish`."""
-        self._queue.finish(seq)
+        self._queue.finish(seq, self.clock.now())
 
     def commit(self, report: StepReport) -> None:
         """See `Scheduler.commit`."""

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush, merge
+from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from math import inf
 from types import MappingProxyType
@@ -32,6 +32,9 @@ MAX_LOADS = 8
 
 SCAN = 64
 """How far behind a line's head to look past sequences that are left alone."""
+
+_FEW = 64
+"""Deadlines that may be kept in vain."""
 
 _HEADS, _SWEEP = 2, 4
 """Sequences at a line's head, and in turn of all the others, that are counted anew for each step: 10 us for a line."""
@@ -146,6 +149,9 @@ class Queue:
         self._enter(entry)
         if job.deadline is not None:
             heappush(self._deadlines, (job.deadline, self._arrivals, job.seq))
+            if len(self._deadlines) > 2 * len(self.entries) + _FEW:  # those of sequences that are over
+                self._deadlines = [item for item in self._deadlines if item[2] in self.entries]
+                heapify(self._deadlines)
         return entry
 
     def all_waiting(self) -> Iterator[list[Entry]]:
@@ -153,12 +159,14 @@ class Queue:
         yield from self.lines
         yield from (account.parked for account in self.tenants.parking())
 
-    def finish(self, seq: SeqId) -> Entry | None:
+    def finish(self, seq: SeqId, now: float) -> Entry | None:
         """Forget a sequence; `None` if it is unknown, or had left to make room for another."""
         entry = self.entries.pop(seq, None)
         if entry is None:
             return None
-        if entry.served >= 0:
+        if entry.served < 0:
+            self.expired_count += entry.job.deadline is not None and entry.job.deadline <= now
+        else:
             self.waits.outputs.ended(entry.tokens - entry.job.tokens, entry.job.max_new)
         if entry.leaving:
             del self._leaving[seq]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,10 +16,13 @@ import pytest
 from deepinfra import ApiKey
 from deepinfra.api.app import asgi
 from deepinfra.core.conversation import Conversation, Message, TextPart
-from deepinfra.core.events import Failed
-from deepinfra.core.request import GenerateRequest
+from deepinfra.core.events import Failed, Finished
+from deepinfra.core.request import GenerateRequest, TextInput
 from deepinfra.engine import Engine, Pool
-from deepinfra.schedulers import Bucketed
+from deepinfra.engine.live import Live
+from deepinfra.errors import Overloaded
+from deepinfra.schedulers import Bucketed, Fcfs
+from deepinfra.schedulers.admission import Amount
 from deepinfra.schedulers.tenants import Tenant
 from deepinfra.testing.client import Client
 from deepinfra.testing.served import Served
@@ -190,3 +195,43 @@ async def test_one_that_is_late_before_it_began_is_told_so_and_not_that_the_serv
                 assert isinstance(failed, Failed)
                 assert failed.code == "deadline-exceeded"
         group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("scheduler", [Bucketed, Fcfs])
+async def test_nothing_is_left_of_those_refused_shed_late_or_gone(kit: Any, scheduler: Any) -> None:
+    limits = {"*": Tenant(max_queue=2, max_running=2), "team": Tenant(weight=3.0, max_queue_tokens=30)}
+    pool = Pool(scheduler(max_queue=8, tenants=limits), kit.Gated(max_seqs=3, num_blocks=64))
+    engine, endings = Engine(TinyRecipe(), pool, name="toy"), Counter[str]()
+
+    async def ask(number: int) -> None:
+        request = GenerateRequest(
+            input=TextInput("x" * (number % 40 + 1)),
+            max_tokens=5,
+            tenant=("team", "other", f"t{number % 7}")[number % 3],
+            priority=number % 3,
+            deadline_s=0.001 if number % 10 == 0 else None,
+        )
+        try:
+            async with engine.generate(request) as stream:
+                if number % 11 == 0:
+                    return
+                async for event in stream:
+                    if isinstance(event, Failed | Finished):
+                        endings[event.code if isinstance(event, Failed) else "done"] += 1
+        except Overloaded as error:
+            endings[error.code] += 1
+
+    async with engine:
+        async with anyio.create_task_group() as group:
+            for number in range(300):
+                group.start_soon(ask, number)
+        await kit.settled(engine)
+        await kit.until(lambda: not pool.scheduler._queue.entries)
+        queue = pool.scheduler._queue
+        assert not any(queue.lines)
+        assert not queue.tenants._tags
+        assert not [account for account in queue.tenants.all() if account.waiting or account.running]
+        assert queue.door.backlog == Amount()
+        gc.collect()
+        assert not [each for each in gc.get_objects() if isinstance(each, Live) and each.spec.tenant == "team"]
+    assert endings.keys() >= {"done", "tenant-full", "overloaded"}

@@ -303,3 +303,24 @@ def test_buckets_count_what_waits_and_for_how_long(make: Make) -> None:
     assert buckets[0].oldest_s >= 2.0
     assert sum(b.opened for b in buckets) == 1
     assert sum(b.tokens for b in buckets) == 4
+
+
+@BOTH
+def test_those_whose_deadline_passed_are_counted(make: Make) -> None:
+    pool = MiniPool(make, max_seqs=1)
+    pool.add(4, 10)
+    pool.step()
+    pool.add(4, deadline=pool.clock.now() + 1.0)
+    pool.add(4, deadline=pool.clock.now() + 100.0)
+    pool.clock.advance(2.0)
+    pool.drain(100)
+    assert (told(pool).expired, told(pool).shed) == (1, 0)
+
+
+@BOTH
+def test_deadlines_of_what_is_over_are_not_kept(make: Make) -> None:
+    pool = MiniPool(make, num_blocks=100)
+    for _ in range(500):
+        pool.add(2, 1, deadline=pool.clock.now() + 10**6)
+        pool.step()
+    assert len(pool.schedulers[0]._queue._deadlines) < 100  # type: ignore[attr-defined]
