@@ -129,20 +129,20 @@ class OrderAt(NamedTuple):
     def first_token_s(self, percent: int = 99) -> list[tuple[str, int, float, float]]:
         """By bucket: its name, requests, and a percentile of the time to first token with `fcfs` and with the other.
 
-        Both are asked about the same requests: a request's bucket is that which it had with `fcfs`. Buckets begin where
-        the other scheduler has them begin, if it has any.
+        Both are asked about the same requests: those that the other put into that bucket as they came, or, if it has
+        none, those that were so long with `fcfs`. Learned buckets have the name that they had at the end.
         """
-        told = []
         edges = self.other.own_edges or self.fcfs.edges
-        for bucket, name in enumerate(bucket_names(edges)):
-            both = [
-                (a.first_s, b.first_s)
-                for a, b in zip(self.fcfs.requests, self.other.requests, strict=True)
-                if bucket_of(a.uncached, edges) == bucket and a.first_s is not None and b.first_s is not None
-            ]
+        times: list[list[tuple[float, float]]] = [[] for _ in range(len(edges) + 1)]
+        for ours, others in zip(self.fcfs.requests, self.other.requests, strict=True):
+            bucket = others.own_bucket if self.other.own_edges else bucket_of(ours.uncached, edges)
+            if ours.first_s is not None and others.first_s is not None:
+                times[bucket].append((ours.first_s, others.first_s))
+        told = []
+        for name, both in zip(bucket_names(edges), times, strict=True):
             if both:
-                fcfs, other = (percentile(sorted(each), percent) for each in zip(*both, strict=True))
-                told.append((name, len(both), fcfs, other))
+                first, second = (percentile(sorted(each), percent) for each in zip(*both, strict=True))
+                told.append((name, len(both), first, second))
         return told
 
 

@@ -19,6 +19,7 @@ from deepinfra.executors.simulated import SimulatedStep
 from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
 from deepinfra.interfaces.given import Clock, Offload
 from deepinfra.interfaces.scheduler import Scheduler
+from deepinfra.schedulers.edges import Edges
 
 __all__ = ("GAP_BOUNDS", "REQUEST", "MeasuredExecutor", "Meter", "Track", "watch")
 
@@ -43,6 +44,7 @@ class Track:
         first: When it had its first token.
         last: When it had its latest one.
         worst: Longest time between two.
+        own_bucket: Index of the bucket that the scheduler put it into; -1 for none.
     """
 
     left: int
@@ -54,6 +56,7 @@ class Track:
     first: float | None = None
     last: float = 0.0
     worst: float | None = None
+    own_bucket: int = -1
 
 
 @dataclass(slots=True)
@@ -78,10 +81,11 @@ class Meter:
         self.tracks.append(track)
         return track
 
-    def queued(self, job: Job) -> None:
+    def queued(self, job: Job, own_bucket: int) -> None:
         """A scheduler is asked to take the request of this task."""
         track = self.tracks[REQUEST.get()]
         if track.opened is None:
+            track.own_bucket = own_bucket
             track.uncached, track.bucket = job.uncached, bucket_of(job.uncached, self.edges)
 
     def open(self, index: int, pool: int, now: float) -> Track:
@@ -247,10 +251,10 @@ def watch(scheduler: Scheduler, meter: Meter) -> None:
 
     The one method is replaced on the object: a wrapper would have to pass on whatever else a pool may ask of it.
     """
-    add = scheduler.add
+    add, edges = scheduler.add, getattr(scheduler, "edges", None)
 
     def noted(job: Job) -> None:
-        meter.queued(job)
+        meter.queued(job, edges.bucket(job.uncached) if isinstance(edges, Edges) else -1)
         add(job)
 
     scheduler.add = noted  # type: ignore[method-assign]

@@ -30,6 +30,7 @@ class RequestRow(NamedTuple):
         overtaken: How often it was passed while it waited for its first step.
         outcome: `length` for one that got all its tokens, else the code of its error (`overloaded`, ...).
         retry_after_s: What one that was refused was told, if it was.
+        own_bucket: Index of the bucket that its scheduler put it into as it came; -1 if that has none.
     """
 
     at_s: float
@@ -47,6 +48,7 @@ class RequestRow(NamedTuple):
     overtaken: int
     outcome: str
     retry_after_s: float | None = None
+    own_bucket: int = -1
 
 
 class PoolSample(NamedTuple):

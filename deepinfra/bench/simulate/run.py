@@ -366,6 +366,7 @@ class _Simulation:
                     overtaken=passed[index],
                     outcome=outcome.how,
                     retry_after_s=outcome.retry_after_s,
+                    own_bucket=track.own_bucket,
                 )
             )
         return rows
