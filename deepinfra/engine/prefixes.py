@@ -55,6 +55,8 @@ class Prefixes(Mapping[SeqId, Prefix]):
         seq, source, plan, known = live.spec.seq, live.source, self._snapshots.plan, len(live.tokens)
         size = self._blocks.block_size
         device = self._found(live) * size
+        if source is None and not plan.rows:
+            return min(device, known - 1)
         start = self._snapshots.resume(live, device).start
         if source is None or (live.fetched and seq not in self._roster.loading):
             return start
@@ -82,10 +84,12 @@ class Prefixes(Mapping[SeqId, Prefix]):
 
     def _next(self, live: Live, blocks: int) -> BlockKey | None:
         """The block behind so many, if it may be worth waiting for: not where windows are computed anew anyway."""
-        if blocks >= len(live.keys):
+        keys, plan = live.keys, self._snapshots.plan
+        if blocks >= len(keys):
             return None
-        most = self._snapshots.plan.first_row(len(live.keys) * self._blocks.block_size, len(live.tokens))
-        return live.keys[blocks] if most > 0 else None
+        if plan.rows and not plan.first_row(len(keys) * self._blocks.block_size, len(live.tokens)):
+            return None
+        return keys[blocks]
 
     def _coming(self) -> set[BlockKey]:
         """Blocks that running sequences compute next, and loads bring next."""

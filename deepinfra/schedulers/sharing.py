@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from deepinfra.core.ids import BlockKey
+from deepinfra.core.ids import BlockKey, SeqId
 from deepinfra.core.step import Prefix, StepView
 from deepinfra.schedulers.entry import PATIENCE_S, Entry
 
@@ -30,14 +30,18 @@ class Sharing:
         self._recount = recount
         self._view: StepView | None = None
         self._chosen: set[BlockKey] = set()
+        self._seen: dict[SeqId, Prefix | None] = {}
 
     def planning(self, view: StepView) -> None:
         """A step is about to be chosen."""
-        self._view, self._chosen = view, set()
+        self._view, self._chosen, self._seen = view, set(), {}
 
     def look(self, entry: Entry) -> Prefix | None:
         """What a waiting sequence would find now, if that is known."""
-        found = self._view.waiting.get(entry.job.seq) if self._view is not None else None
+        seq = entry.job.seq
+        if seq in self._seen or self._view is None:
+            return self._seen.get(seq)
+        found = self._seen[seq] = self._view.waiting.get(seq)
         if found is not None and found.cached != entry.cached:
             self._recount(entry, found.cached)
         return found
