@@ -207,7 +207,9 @@ class _Load:
                 tasks.start_soon(client)
         if found.errors:
             raise EngineError(f"the server fails before it is overloaded: {found.errors[0]}")
+        # Without the beginning, in which all prompts are computed at once, unless the time is too short for more.
         tokens_per_s = found.tokens_per_s(began + 0.3 * self.run.calibrate_s, end)
+        tokens_per_s = tokens_per_s or found.tokens_per_s(began, self.clock.now())
         return Level(
             concurrency=concurrency,
             output_tokens_per_s=tokens_per_s,
@@ -218,11 +220,11 @@ class _Load:
         """Clients that come at random, whether others are answered or not; returns how many when all are gone."""
         began, at, sent = self.clock.now(), 0.0, 0
         async with anyio.create_task_group() as tasks:
-            while (at := at + self._draw.expovariate(per_s)) < self.run.seconds:
+            while at < self.run.seconds:
                 await anyio.sleep(max(0.0, began + at - self.clock.now()))
                 patient = self._draw.random() < self.run.patient
                 tasks.start_soon(partial(self.client, found, patient=patient))
-                sent += 1
+                sent, at = sent + 1, at + self._draw.expovariate(per_s)
                 if sent % 100 == 0:
                     progress(f"overload: {at:.0f} s, {sent} sent, {len(found.told)} told to come again")
             progress(f"overload: over, {sent} sent, {len(found.told)} told to come again; waiting for the last")
