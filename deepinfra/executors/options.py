@@ -51,7 +51,9 @@ class SimulatedOptions(BaseModel):
     max_step_tokens: int = Field(8192, ge=1, description="most positions per step")
     max_seqs: int = Field(256, ge=1, description="most open sequences")
     max_context: int = Field(131_072, ge=1, description="most positions of a sequence")
-    vocab_size: int = Field(65_536, ge=2, description="number of tokens")
+    vocab_size: int = Field(
+        65_536, ge=2, description="number of tokens; behind a real tokenizer at most as many as that has"
+    )
     noise: float = Field(0.0, ge=0.0, le=2.0, description="standard deviation of the logarithm of a step's time")
     acceptance: float = Field(
         0.0, ge=0.0, le=1.0, description="chance that a token continues the text's repetition, for speculators; 0: none"
