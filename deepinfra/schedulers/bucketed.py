@@ -114,7 +114,7 @@ class Bucketed(Scheduler):
     def stats(self) -> SchedulerStats:
         """See `Scheduler.stats`."""
         stats = self._queue.stats(self.edges.now)
-        told = (self._overtakes.told(line, *entries) for line, entries in enumerate(self._queue.lines))
+        told = self._overtakes.told(len(self._queue.lines))
         buckets = tuple(
             bucket._replace(overtaken=times, overtaken_most=most)
             for bucket, (times, most) in zip(stats.buckets, told, strict=True)
