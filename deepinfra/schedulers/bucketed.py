@@ -36,8 +36,9 @@ class Bucketed(Scheduler):
     """Short prompts do not wait behind giants, giants are not starved by short ones, and streams keep flowing.
 
     Prompts are sorted by uncached tokens into buckets. Within a step decoding sequences come first, then prompts in
-    order, those under way in a bucket before those that wait in it; but a sixth of the work goes out of order, to the
-    shortest bucket that has something to do. How many prompt tokens fit is predicted from past steps.
+    order, those under way in a bucket before those that wait in it; but a quarter of the work may go out of order to
+    the short buckets, and an eighth to any, the shortest first. How many prompt tokens fit is predicted from past
+    steps.
 
     The order of waiting sequences is by arrival, moved forward by `aging_steps` steps per point of priority: of two
     sequences the one with the higher priority is first unless the other came that much earlier. A sequence is passed
@@ -47,8 +48,7 @@ class Bucketed(Scheduler):
     `aging_steps`, is opened before all that came later, as soon as it has room.
 
     Args:
-        edges: Uncached tokens at which the second and further buckets begin; `None` learns three, see `edges`. A
-            sequence that waits when they move stays where it is.
+        edges: Uncached tokens at which the second and further buckets begin; `None` learns three, see `edges`.
         step_budget_s: Aim for a step's seconds; `None` fills steps up to the executor's token limit.
         itl_target_s: Aim for the time between two tokens of a stream; `None` is the step's budget.
         decode_share: Part of the predicted time that decoding keeps in any few steps in which something decodes; 0
@@ -97,7 +97,7 @@ class Bucketed(Scheduler):
             part=PART,
         )
         self.predictor = self._queue.predictor
-        self._out_of_order = OutOfOrder()
+        self._out_of_order = OutOfOrder(len(self.edges) + 1)
         self._step = 0
         self._folder = timings
         self._timings: Timings | None = None

@@ -21,11 +21,12 @@ from deepinfra.schedulers.pacing import Allowance
 __all__ = ("Chunk", "Lane", "OutOfOrder", "Turns")
 
 
-PART = 1 / 6
-"""Part of the work that may be done out of order.
+PART, MIDDLE = 1 / 4, 1 / 8
+"""Parts of the work that may be done out of order: by the short buckets, and by all together.
 
-Whom all of it passes waits 1.2 times as long. In the simulated conversation trace a fifth made the longest prompts' p99
-1.31 times as long as in order of arrival, a quarter 1.35 times.
+All but the last two buckets are short. Whom a quarter of the work passes waits 1.33 times as long, whom an eighth, 1.14
+times. In a simulated burst of a code trace a sixth for all made those of the second bucket wait 47 s at p99, a quarter
+28 s, and 202 s in order of arrival; in a conversation trace a quarter for all cost the longest more than it should.
 """
 
 
@@ -37,21 +38,25 @@ def _chunk_work(cost: StepCost | None, start: int, length: int) -> float:
 
 
 class OutOfOrder:
-    """How much more work may be done for sequences before which others wait or are under way: a part of all work.
+    """How much more work may be done for sequences before which others wait or are under way: parts of all work.
 
-    So nobody waits longer than `1 / (1 - PART)` times as long as in order, but for what was saved: at most what one
-    step may hold.
+    A lane is charged for itself and all shorter ones, so that nobody waits longer than `1 / (1 - part)` times as long
+    as in order, but for what was saved: at most what one step may hold.
     """
 
-    def __init__(self) -> None:
-        self._saved = 0.0
+    def __init__(self, lanes: int) -> None:
+        self._parts = [PART if lane < max(1, lanes - 2) else MIDDLE for lane in range(lanes)]
+        self._saved = [0.0] * lanes
 
-    def __bool__(self) -> bool:
-        return self._saved >= 0.0
+    def may(self, line: int) -> bool:
+        """Whether a lane may have something done out of order."""
+        return self._saved[line] >= 0.0
 
-    def did(self, work: float, most: float, *, in_order: bool) -> None:
-        """Work is chosen; at most `most` is saved, or owed."""
-        self._saved = max(-most, min(most, self._saved + PART * work - (0.0 if in_order else work)))
+    def did(self, work: float, most: float, line: int, *, in_order: bool) -> None:
+        """Work of a lane is chosen; at most `most` is saved, or owed."""
+        for lane, part in enumerate(self._parts):
+            spent = 0.0 if in_order or lane < line else work
+            self._saved[lane] = max(-most, min(most, self._saved[lane] + part * work - spent))
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +144,7 @@ class Turns:
             if not ranks:
                 return
             oldest = min(ranks, key=ranks.__getitem__)
-            line = min(ranks) if self._out_of_order else oldest
+            line = min(filter(self._out_of_order.may, ranks), default=oldest)
             if not self._turn(line, in_order=line == oldest):
                 active.remove(line)
 
@@ -156,7 +161,7 @@ class Turns:
         if newcomer is not None:
             self._open(lane, newcomer)
         work = _chunk_work(self._allowance.cost, chunk.start, length)
-        self._out_of_order.did(work, self._view.max_step_tokens, in_order=in_order)
+        self._out_of_order.did(work, self._view.max_step_tokens, line, in_order=in_order)
         chunk.start, chunk.todo = chunk.start + length, chunk.todo - length
         if not chunk.todo:
             lane.begun.remove(chunk)
