@@ -66,18 +66,27 @@ class Tenant(NamedTuple):
 
 
 class HasLimits(Protocol):
-    """A `Tenant`, or settings of the same names."""
+    """A `Tenant`, or settings of the same names; see there."""
 
     @property
-    def weight(self) -> float: ...
+    def weight(self) -> float:
+        """See `Tenant`."""
+
     @property
-    def max_queue(self) -> int | None: ...
+    def max_queue(self) -> int | None:
+        """See `Tenant`."""
+
     @property
-    def max_queue_tokens(self) -> int | None: ...
+    def max_queue_tokens(self) -> int | None:
+        """See `Tenant`."""
+
     @property
-    def max_running(self) -> int | None: ...
+    def max_running(self) -> int | None:
+        """See `Tenant`."""
+
     @property
-    def max_priority(self) -> int | None: ...
+    def max_priority(self) -> int | None:
+        """See `Tenant`."""
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from deepinfra.schedulers.grants import Grants
 from deepinfra.schedulers.overtaking import Overtakes
 from deepinfra.schedulers.pacing import Allowance
 
-__all__ = ("Chunk", "Lane", "OutOfOrder", "Turns")
+__all__ = ("PART", "Chunk", "Lane", "OutOfOrder", "Turns")
 
 
 PART, MIDDLE = 1 / 4, 1 / 8

@@ -212,7 +212,7 @@ async def test_steps_tell_what_they_may_take_what_was_foretold_and_what_they_too
     assert told == [stats.budget_s, stats.predicted_s, stats.measured_s]
     assert all(told)
     assert told[1] == pytest.approx(told[2], rel=0.1)
-    assert samples("overtakes_bound") == 64
+    assert samples("overtakes_bound") == stats.max_overtakes
     assert samples("wait_steps_bound") == stats.max_wait_steps
 
 
