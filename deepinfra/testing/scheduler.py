@@ -72,7 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             deadline=None if deadline_s is None else self.pool.clock.now() + deadline_s,
             stored=stored and not like,
             like=like,
-            common=tokens - hit,
+            common=max(0, tokens - hit),
             tenant=tenant,
         )
 
