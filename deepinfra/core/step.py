@@ -47,7 +47,7 @@ class Job(NamedTuple):
 
     `tokens` are known tokens (all need KV but the last sampled one); `cached` of them are expected from device or
     store; `max_new` more may be generated. Times are seconds of the injected clock. A stream that has `begun`, in
-    another pool, is neither refused nor shed.
+    another pool, is neither refused nor shed. The same `prompt` that comes again has the same number; 0 is unknown.
     """
 
     seq: SeqId
@@ -59,6 +59,7 @@ class Job(NamedTuple):
     priority: int = 0
     deadline: float | None = None
     begun: bool = False
+    prompt: int = 0
 
     @property
     def uncached(self) -> int:

@@ -58,6 +58,9 @@ _HEALTHY_STEPS, _HEALTHY_S = 256, 60.0
 _MATCH_TIMEOUT_S = 1.0
 """A store that takes longer to answer is late: what it has not said is a miss."""
 
+_TELLING = 256
+"""A prompt's last tokens tell whether it is one that was refused before; hashing them takes 2 us."""
+
 _LOOK_TIMEOUT_S = 0.5
 """A request that is to be explained waits so long for it at most."""
 
@@ -325,6 +328,7 @@ class Pool(AsyncContextManagerMixin):
             priority=spec.priority,
             deadline=spec.deadline,
             begun=len(spec.tokens) > spec.prompt_len,
+            prompt=hash(spec.tokens[-_TELLING:]),
         )
         try:
             self.scheduler.add(job)

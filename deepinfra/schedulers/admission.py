@@ -30,6 +30,9 @@ __all__ = ("REOPEN", "Admission", "Amount", "Ask", "Limits", "OutputGuess")
 REOPEN = 0.75
 """Share of each limit that may be used when a closed door opens again."""
 
+SPARE = 0.5
+"""Share of each limit up to which anybody is let in, whoever else is expected: so the server never waits for them."""
+
 MARGIN = 1.1
 """A wait is told so many times as long as predicted: coming too early costs a second refusal, too late only time."""
 
@@ -65,6 +68,10 @@ class Amount(NamedTuple):
             self.reads + times * other.reads,
         )
 
+    def part(self, share: float) -> Amount:
+        """A share of it."""
+        return Amount(round(share * self.requests), int(share * self.tokens), share * self.reads)
+
     def seconds(self, cost: StepCost | None) -> float:
         """Predicted seconds of these prompts; 0 while nothing is known."""
         return 0.0 if cost is None else cost.seconds(StepWork(self.tokens, self.reads)) - cost.step
@@ -78,6 +85,9 @@ class Ask:
     amount: Amount
     priority: int
     order: int
+
+
+NOTHING = Amount()
 
 
 class OutputGuess:
@@ -141,6 +151,8 @@ class Admission:
         could_leave: Callable[[], Iterable[Ask]],
         heavier: Callable[[], Iterable[Ask]],
         wait_s: Callable[[float, float, float], float],
+        expected: Amount = NOTHING,
+        due: bool = False,
     ) -> list[Ask]:
         """Let a sequence in; returns those that make room for it.
 
@@ -151,15 +163,17 @@ class Admission:
             could_leave: Those that make room for higher priorities than their own.
             heavier: Those that make room because their tenant has more waiting, in this order.
             wait_s: Seconds until no more than so many sequences, tokens and seconds wait.
+            expected: What those will add who were told to come again, and are before it.
+            due: Whether it was told to come now.
 
         Raises:
             Overloaded: There is no room.
         """
         now, cost = cost, self._then if self._closed else cost
-        if self._closed and self._fits(Amount(), cost, REOPEN):
+        if self._closed and self._fits(expected, cost, REOPEN):
             self._closed = False
-        fits = not self.backlog.requests or self._fits(amount, cost)
-        if fits and not self._closed:
+        fits = not self.backlog.requests or self._fits(amount.plus(expected), cost)
+        if (fits and not self._closed) or self._fits(amount, cost, SPARE) or (due and self._fits(amount, cost)):
             return []
         outranks = any(count and other < priority for other, count in self._priorities.items())
         pushes = outranks or any(True for _ in heavier())
@@ -172,13 +186,29 @@ class Admission:
         if (leaving := self._make_room(amount, cost, heavier())) is not None:
             return leaving
         # While it is closed seconds are those predicted when it closed: who was told a time finds the door as foretold.
-        self._closed, self._then = self._closed or not self._fits(Amount(), cost, REOPEN), cost
+        self._closed, self._then = self._closed or not self._fits(expected, cost, REOPEN), cost
         self.refused += 1
         requests, tokens, seconds = self._target(amount, cost, REOPEN if self._closed and not pushes else 1.0)
         if then_s := self.backlog.seconds(cost):
             seconds *= self.backlog.seconds(now) / then_s
         kind = Overloaded if self._tenant is None else TenantFullError
-        raise kind(self._why(now), MARGIN * wait_s(requests, tokens, seconds))
+        raise kind(self._why(now), MARGIN * self._wait_s((requests, tokens, seconds), expected, now, wait_s))
+
+    def _wait_s(
+        self,
+        target: tuple[float, float, float],
+        expected: Amount,
+        cost: StepCost | None,
+        wait_s: Callable[[float, float, float], float],
+    ) -> float:
+        """Seconds until no more than the target waits, of those here and those expected before."""
+        outside = (expected.requests, expected.tokens, expected.seconds(cost))
+        left = [most - more for most, more in zip(target, outside, strict=True)]
+        if not any(outside) or min(left) >= 0.0:
+            return wait_s(left[0], left[1], left[2])
+        # When all are gone that are here, and then as long again as those take that come.
+        here = (self.backlog.requests, self.backlog.tokens, self.backlog.seconds(cost))
+        return wait_s(0.0, 0.0, 0.0) * (1.0 + max(-n / waits for n, waits in zip(left, here, strict=True) if waits))
 
     def _fits(self, amount: Amount, cost: StepCost | None, share: float = 1.0) -> bool:
         """Whether the backlog and `amount` stay within a share of the limits."""

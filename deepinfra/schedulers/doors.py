@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ("admit",)
 
+_EARLY_S = 0.05
+"""Who comes so much before the time told comes in time."""
+
 
 def admit(queue: Queue, job: Job, rank: Rank, amount: Amount, work_s: float, priority: int, now: float) -> list[Ask]:
     """Ask at a tenant's own door, then at the one for all; returns those that make room.
@@ -55,11 +58,18 @@ def admit(queue: Queue, job: Job, rank: Rank, amount: Amount, work_s: float, pri
     before = queue.door.backlog
     for ask in leaving:
         queue.door.backlog = queue.door.backlog.plus(ask.amount, -1)
+    expected, told = queue.promises.expected(now), queue.promises.due(job)
+    due = told is not None and told <= now + _EARLY_S
     try:
-        leaving += queue.door.admit(amount, priority, cost, could_leave, heavier, wait_s)
+        leaving += queue.door.admit(amount, priority, cost, could_leave, heavier, wait_s, expected, due)
+        queue.promises.came(job)
     except Overloaded as full:
         queue.tenants.refuse(account, own=mine is not None)
         if mine is None:
+            if told is not None and not due:  # it is told the same again
+                raise Overloaded(full.why, told - now) from None
+            queue.promises.came(job)
+            queue.promises.make(job, amount, now, full.retry_after_s)
             raise
         queue.door.refused -= 1
         raise TenantFullError(mine.why, max(mine.retry_after_s, full.retry_after_s)) from None

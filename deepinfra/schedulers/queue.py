@@ -21,6 +21,7 @@ from deepinfra.schedulers.admission import Admission, Amount, Ask, Limits
 from deepinfra.schedulers.doors import admit
 from deepinfra.schedulers.entry import Entry, Rank, rank_of
 from deepinfra.schedulers.predictor import StepPredictor, percentile
+from deepinfra.schedulers.promises import Promises
 from deepinfra.schedulers.sharing import Sharing
 from deepinfra.schedulers.tenants import FAIR_STEPS, Account, HasLimits, Tenants
 from deepinfra.schedulers.waits import Waits
@@ -87,6 +88,7 @@ class Queue:
         self.entries: dict[SeqId, Entry] = {}
         self.predictor = StepPredictor()
         self.door = Admission(limits)
+        self.promises = Promises()
         self.tenants = Tenants(tenants, fair_steps)
         self.shed = 0
         self.expired_count = 0

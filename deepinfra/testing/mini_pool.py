@@ -79,7 +79,7 @@ class MiniPool:
             scheduler.give(self.clock, InlineOffload())
         self.seqs: dict[SeqId, PoolSeq] = {}
         self.over: list[SeqId] = []
-        self.refused = 0
+        self.refused, self.told_s = 0, 0.0
         self._admitted: list[Job] = []
         self.steps = 0
         self.block_size, self.num_blocks, self.grid = block_size, num_blocks, grid
@@ -109,8 +109,9 @@ class MiniPool:
         stored: bool = False,
         like: str = "",
         common: int = 0,
+        prompt: int = 0,
     ) -> SeqId | None:
-        """A sequence arrives; `None` if the scheduler refuses it.
+        """A sequence arrives; `None` if the scheduler refuses it, and `told_s` is when it is worth asking again.
 
         Its first `common` tokens are those of all that begin `like` it; they are computed once, unless the scheduler
         opens sequences side by side, and then found by all.
@@ -118,12 +119,12 @@ class MiniPool:
         seq = SeqId(self._next)
         self._next += 1
         cached = max(cached, min(self._ready.get(like, 0), common // self.block_size) * self.block_size)
-        job = Job(seq, tokens, cached, max_new, self.clock.now(), tenant, priority, deadline)
+        job = Job(seq, tokens, cached, max_new, self.clock.now(), tenant, priority, deadline, prompt=prompt)
         refusals = [_refusal(scheduler, job) for scheduler in self.schedulers]
         assert refusals[0] == refusals[-1], "equal calls of add must be refused equally"
         if refusals[0] is not None:
             assert refusals[0] > 0.0, "retry_after_s must be positive"
-            self.refused += 1
+            self.refused, self.told_s = self.refused + 1, refusals[0]
             return None
         self._admitted.append(job)
         self.seqs[seq] = PoolSeq(job, tokens, max_new, stored=stored, since=self.steps)
