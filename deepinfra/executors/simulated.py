@@ -108,9 +108,15 @@ class SimulatedStep(StepHandle):
         return min(self.times, bisect_left(self.ends, now) + 1)
 
     def masks(self, rows: MaskRows) -> None:
+        """Refused: its tokens are no choice of a model's.
+
+        Raises:
+            ExecutorError: Always.
+        """
         raise ExecutorError("the simulated executor takes no masks")
 
     def cut(self) -> StepResult | None:
+        """See `StepHandle.cut`; the time that has begun becomes the last."""
         if self.times == 1 or self.failure is not None or self._result is not None:
             return None
         self.times = self.boundary(self._executor.clock.now())
@@ -123,6 +129,7 @@ class SimulatedStep(StepHandle):
         return StepResult(self.plan.step, outputs, sum(each_s), each_s=each_s)
 
     async def result(self) -> StepResult:
+        """See `StepHandle.result`; it comes at `end`, or where it was cut."""
         clock = self._executor.clock
         if self.times > 1:
             with anyio.move_on_after(self.end - clock.now()):

@@ -31,7 +31,7 @@ from deepinfra.core.step import TenantStats
 from deepinfra.schedulers.admission import Admission, Limits
 from deepinfra.schedulers.entry import Entry
 
-__all__ = ("FAIR_STEPS", "MAX_TOLD", "OTHERS", "Account", "Tenant", "Tenants")
+__all__ = ("FAIR_STEPS", "MAX_TOLD", "OTHERS", "Account", "HasLimits", "Tenant", "Tenants")
 
 FAIR_STEPS = 16_384
 """Steps before its arrival that a newcomer may count as having come, where no aging says otherwise.

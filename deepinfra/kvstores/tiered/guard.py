@@ -14,7 +14,7 @@ from deepinfra.core.kv import Forgotten, KVRecord, KVStats, Loaded, Match, Names
 from deepinfra.interfaces.given import Clock
 from deepinfra.interfaces.kvstore import KVStore
 
-__all__ = ("Guard",)
+__all__ = ("SLOWEST_NBYTES_PER_S", "Guard")
 
 _log = logging.getLogger(__name__)
 
