@@ -59,7 +59,7 @@ _MATCH_TIMEOUT_S = 1.0
 """A store that takes longer to answer is late: what it has not said is a miss."""
 
 _TELLING = 256
-"""A prompt's last tokens tell whether it is one that was refused before; hashing them takes 2 us."""
+"""A prompt's last tokens tell whether it is one that was refused before; hashing them takes 3 us."""
 
 _LOOK_TIMEOUT_S = 0.5
 """A request that is to be explained waits so long for it at most."""
