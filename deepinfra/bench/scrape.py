@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import urllib.error
 import urllib.request
@@ -53,8 +54,9 @@ def read(url: str, at: float, *, api_key: str | None = None) -> Scrape:
     except urllib.error.HTTPError as error:
         raise EngineError(f"{request.full_url}: status {error.code}") from None
     except urllib.error.URLError as error:
-        why = (error.reason.strerror if isinstance(error.reason, OSError) else None) or "cannot connect"
-        raise OSError(f"{why}: {url}; is a server running there?") from None
+        reason = error.reason if isinstance(error.reason, OSError) else OSError()
+        why = f"{reason.strerror or 'cannot connect'}: {url}; is a server running there?"
+        raise OSError(reason.errno or errno.ECONNREFUSED, why) from None
     except http.client.HTTPException as error:
         raise EngineError(f"{request.full_url} does not speak HTTP: {type(error).__name__}") from None
     try:

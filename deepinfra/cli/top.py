@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deepinfra.bench.scrape import Between, Scrape, read
+from deepinfra.cli.failures import sentence_for
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -70,7 +71,7 @@ def _live(url: str, first: Scrape, look: Callable[[], Scrape], wait: Callable[[]
             try:
                 looks.append(look())
             except (OSError, EngineError) as error:  # it may come back
-                live.update(Text(f"{error}"), refresh=True)
+                live.update(Text(sentence_for(error) or f"{error}"), refresh=True)
 
 
 def _print(picture: Group) -> None:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from deepinfra.bench.scrape import Between, Scrape, read
 from deepinfra.cli import app
+from deepinfra.cli.failures import sentence_for
 from deepinfra.core.identity import ApiKey
 from deepinfra.engine import Engine, Pool
 from deepinfra.errors import ConfigError, EngineError
@@ -82,8 +83,10 @@ def test_a_terminal_shows_it_live_until_ctrl_c(served: Served) -> None:
 def test_nobody_there_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(OSError, match=rf"127\.0\.0\.1:{port}; is a server running there"):
-        read(f"http://127.0.0.1:{port}", 0.0)
+    url = f"http://127.0.0.1:{port}"
+    with pytest.raises(OSError, match="is a server running there") as caught:
+        read(url, 0.0)
+    assert sentence_for(caught.value) == f"Connection refused: {url}; is a server running there?"
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/v2"])
