@@ -124,3 +124,22 @@ def test_a_restored_prefix_gives_its_token_ten_times_sooner(tmp_path: Path) -> N
     assert (report["kind"], report["run"]["prefix"]) == ("restore", 2000)
     assert [figure["name"] for figure in report["figures"]] == ["cold", "warm"]
     assert all(figure["ratio"] >= 10 for figure in report["figures"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_overloaded_server_keeps_its_word_to_those_it_refuses(tmp_path: Path) -> None:
+    config = tmp_path / "few.toml"
+    config.write_text('[pool.executor]\nuse = "torch"\nmax_seqs = 4\nnum_blocks = 512\n')
+    sizes = ("--concurrency", "4", "--calibrate", "5", "--prompt", "8", "--new", "8", "--max-queue", "16")
+    done = run("overload", "--config", str(config), "--seconds", "10", *sizes, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert (report["kind"], report["failed"], report["settled"]) == ("overload", 0, True)
+    assert report["sent"] == report["served"] + report["refused"]
+    assert report["waiting_most"] <= 16
+    came = [report[kind] for kind in ("retries", "late_retries")]
+    assert sum(each["came"] for each in came) == report["refused"] > 0
+    assert sum(each["served"] for each in came) >= 0.8 * report["refused"]
+    memory = report["memory"]
+    assert memory["second_half"] - memory["before"] < 32 * 2**20
