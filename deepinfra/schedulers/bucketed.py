@@ -36,7 +36,7 @@ class Bucketed(Scheduler):
     """Short prompts do not wait behind giants, giants are not starved by short ones, and streams keep flowing.
 
     Prompts are sorted by uncached tokens into buckets. Within a step decoding sequences come first, then prompts in
-    order, those under way in a bucket before those that wait in it; but a quarter of the work may go out of order to
+    order, those under way in a bucket before those that wait in it; but half of the work may go out of order to
     the short buckets, and an eighth to any, the shortest first. How many prompt tokens fit is predicted from past
     steps.
 
