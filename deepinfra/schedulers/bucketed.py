@@ -139,7 +139,7 @@ class Bucketed(Scheduler):
 
     def commit(self, report: StepReport) -> None:
         """See `Scheduler.commit`."""
-        self._pacing.ran(self.predictor.cost, report)
+        self._pacing.ran(self.predictor.guess, report)
         self._queue.commit(report)
 
     def wake_at(self) -> float | None:

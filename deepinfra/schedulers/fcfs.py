@@ -83,7 +83,7 @@ class Fcfs(Scheduler):
 
     def commit(self, report: StepReport) -> None:
         """See `Scheduler.commit`."""
-        self._pacing.ran(self.predictor.cost, report)
+        self._pacing.ran(self.predictor.guess, report)
         self._queue.commit(report)
 
     def plan(self, view: StepView) -> Choice:

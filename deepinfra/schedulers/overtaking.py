@@ -34,9 +34,15 @@ class _Part:
 
     def look(self) -> None:
         """Find the most again."""
-        self.most = max((entry.passed for entry in self.entries), default=0)
-        self.denied = max((entry.denied for entry in self.entries), default=0)
-        self.needs = max((entry.uncached for entry in self.entries), default=0)
+        most, denied, needs = -self.add, 0, 1
+        for entry in self.entries:  # once for each that is opened; as three `max` it took 60 us instead of 15
+            if entry.passed > most:
+                most = entry.passed
+            if entry.denied > denied:
+                denied = entry.denied
+            if (uncached := entry.tokens - entry.cached) > needs:
+                needs = uncached
+        self.most, self.denied, self.needs = most, denied, needs
 
 
 class Overtakes:
@@ -157,21 +163,27 @@ class Overtakes:
         """How many may still pass a waiting sequence before it is due."""
         return self.limit - self.passed(entry)
 
-    def due(self, room: float) -> list[Entry]:
+    def due(self, room: float) -> Iterator[Entry]:
         """Sequences that nothing behind may pass, by rank: those of up to `room` tokens, and starved ones."""
-        due: list[Entry] = []
-        for part in self._parts:
+        denied = min(self.limit, STARVED)
+        for part in tuple(self._parts):
             least = self.limit - part.add
-            if part.most >= least or part.denied >= min(self.limit, STARVED):
-                due += (e for e in part.entries if (e.passed >= least and e.uncached <= room) or self.starved(e))
-        return due
+            if part.most >= least or part.denied >= denied:
+                # All of a part at once: whoever is looked at may be counted no longer and taken out of it.
+                yield from [
+                    entry
+                    for entry in part.entries
+                    if entry.denied >= denied or (entry.passed >= least and entry.uncached <= room)
+                ]
 
-    def overdue(self) -> Iterator[Entry]:
-        """Sequences that nothing that came later may pass, by arrival."""
+    def overdue(self, room: float) -> Iterator[Entry]:
+        """Sequences that nothing that came later may pass, by arrival: of up to `room` tokens, and starved ones."""
+        denied = min(self.limit, STARVED)
         for entry, since in self._since.items():
             if self.step - since < self._patience:
                 return
-            yield entry
+            if entry.denied >= denied or entry.tokens - entry.cached <= room:
+                yield entry
 
     def starved(self, entry: Entry) -> bool:
         """Whether a sequence was denied room so often that it must be made."""

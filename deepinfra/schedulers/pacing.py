@@ -38,7 +38,7 @@ _PREFILL_FLOOR = 0.1
 """Share of what a step takes without prompts that these get at least, when that alone exceeds the step's aims."""
 
 _BY_TOKENS = StepCost(chunk_token=1.0)
-"""Stands in for a cost that is not known: a second is a token."""
+"""Stands in for a cost that says nothing of chunks: a second is a token."""
 
 
 class Allowance:
@@ -51,7 +51,7 @@ class Allowance:
         chunks: How many there are.
 
     Args:
-        cost: Of steps; `None` while nothing is known: then only tokens count.
+        cost: Of steps, as far as it is known; if chunks cost nothing only tokens count.
         base_s: What the step takes without prompts.
         seconds: What all chunks together should add.
         most_s: What they must not exceed, but for one chunk if `owed`.
@@ -63,7 +63,7 @@ class Allowance:
 
     def __init__(
         self,
-        cost: StepCost | None,
+        cost: StepCost,
         *,
         base_s: float = 0.0,
         seconds: float = inf,
@@ -73,8 +73,8 @@ class Allowance:
         tokens: int,
         grid: int,
     ) -> None:
-        known = cost is not None and (cost.chunk_token > 0.0 or cost.chunk_read > 0.0) and not isinf(seconds)
-        self.cost = cost if known and cost is not None else _BY_TOKENS
+        known = (cost.chunk_token > 0.0 or cost.chunk_read > 0.0) and not isinf(seconds)
+        self.cost = cost if known else _BY_TOKENS
         self.left_s = min(seconds, most_s) if known else float(tokens)
         self.base_s, self.chunks_s, self.chunks = base_s, 0.0, 0
         self.aim_s = base_s + max(0.0, self.left_s) if known else None
@@ -161,7 +161,7 @@ class Pacing:
         self._target_s = min(self._budget_s, inf if itl_target_s is None else itl_target_s)
         self._rate = 1.0 / decode_share - 1.0 if decode_share > 0.0 else inf
         self._steps: deque[_Paced] = deque(maxlen=WINDOW - 1)
-        self._ran: deque[tuple[StepCost | None, StepReport]] = deque(maxlen=WINDOW - 1)
+        self._ran: deque[tuple[StepCost, StepReport]] = deque(maxlen=WINDOW - 1)
         self._step = 0
 
     def prompts_s(self, base_s: float, decodes: bool) -> float:
@@ -179,15 +179,12 @@ class Pacing:
             waits: Whether anything waits.
         """
         self._catch_up(view.step)
-        grants, cost = Grants(view), queue.predictor.cost
+        grants, cost = Grants(view), queue.predictor.guess
         prefill_waits = waits or any(row.todo > 1 for _, row in rows)
         owed = not any(step.chunks for step in self._steps)
         keep = view.grid if owed and any(row.todo > 1 for _, row in rows) else 0
         decoding = give_decode(grants, rows, prefill_waits=prefill_waits, keep=keep)
         decodes = any(row.todo == 1 for _, row in rows)
-        if cost is None:
-            allowance = Allowance(None, tokens=grants.tokens, grid=view.grid)
-            return Step(grants=grants, allowance=allowance, prefill_waits=prefill_waits, decodes=decodes)
         base_s = cost.seconds(decoding)
         seconds, most_s = self.prompts_s(base_s, decodes), inf
         if self._ends_alone(queue, cost):
@@ -228,15 +225,15 @@ class Pacing:
         start = only.computed if only.running else only.tokens - only.uncached
         return cost.seconds(StepWork().chunk(start, only.tokens - start)) <= ALONE * self._budget_s
 
-    def ran(self, cost: StepCost | None, report: StepReport) -> None:
-        """A step ran; `cost` is what was known before it did."""
+    def ran(self, cost: StepCost, report: StepReport) -> None:
+        """A step ran; `cost` is what was assumed before it did."""
         self._ran.append((cost, report))
 
     def _catch_up(self, step: int) -> None:
         """Note the times that a step was repeated without being chosen again, as if it had been."""
         missed = min(len(self._ran), max(0, step - self._step - 1))
         for cost, report in tuple(self._ran)[len(self._ran) - missed :]:
-            self._steps.append(_Paced(0.0 if cost is None else cost.seconds(StepWork.of(report.rows)), 0.0, 0))
+            self._steps.append(_Paced(cost.seconds(StepWork.of(report.rows)), 0.0, 0))
         self._step = step
         self._ran.clear()
 

@@ -31,7 +31,7 @@ from deepinfra.core.step import TenantStats
 from deepinfra.schedulers.admission import Admission, Limits
 from deepinfra.schedulers.entry import Entry
 
-__all__ = ("FAIR_STEPS", "MAX_TOLD", "OTHERS", "Account", "HasLimits", "Tenant", "Tenants")
+__all__ = ("FAIR_STEPS", "MAX_RESTING", "MAX_TOLD", "OTHERS", "Account", "HasLimits", "Tenant", "Tenants")
 
 FAIR_STEPS = 16_384
 """Steps before its arrival that a newcomer may count as having come, where no aging says otherwise.
@@ -45,6 +45,12 @@ OTHERS = "*"
 
 MAX_TOLD = 64
 """Tenants not named whose numbers are told one by one; those of further ones are told as `OTHERS`."""
+
+MAX_RESTING = 1024
+"""Tenants without anything here whose turn is not over that are remembered; of further ones some begin anew.
+
+Time only goes on when a later turn begins: while each request comes under a new name it stands still.
+"""
 
 
 class Tenant(NamedTuple):
@@ -262,3 +268,9 @@ class Tenants:
                 del self._accounts[name]
             else:
                 self._resting[name] = None
+        if len(self._resting) > MAX_RESTING:
+            name = next(iter(self._resting))
+            del self._resting[name]
+            account = self._accounts[name]
+            if not account.waiting and not account.running:
+                del self._accounts[name]

@@ -32,9 +32,9 @@ Whom an eighth passes waits 1.14 times as long; in a conversation trace a quarte
 """
 
 
-def _chunk_work(cost: StepCost | None, start: int, length: int) -> float:
+def _chunk_work(cost: StepCost, start: int, length: int) -> float:
     """Work of a chunk in tokens without context: how much longer it takes than those is what its context adds."""
-    if cost is None or cost.chunk_token <= 0.0:
+    if cost.chunk_token <= 0.0:
         return float(length)
     return length * (1.0 + cost.chunk_read / cost.chunk_token * (start + 0.5 * length))
 
@@ -136,7 +136,7 @@ class Turns:
         self._room, self._overtakes, self._ready, self._choose = room, overtakes, ready, choose
         self._out_of_order = out_of_order
         self._opened: set[Entry] = set()
-        self._pressing = self._overtakes.due(self._room_tokens)
+        self._first: tuple[Entry | None, Entry | None] | None = None
 
     def take(self) -> None:
         """Give chunks until nothing more fits."""
@@ -176,28 +176,32 @@ class Turns:
         """
         if not self._seats:
             return None
-        overdue = self._overdue()
+        overdue, due = self._first_to_hold_back()
         if overdue is not None:
             return Chunk.first(overdue) if overdue.line == line and self._fits(overdue) else None
-        lane, due = self._lanes[line], self._due()
+        lane = self._lanes[line]
         head = lane.first(self._ready)
         if head is None or not self._fits(head) or (lane.begun and (due is None or due.line != line)):
             return None
         return None if due is not None and due.rank < head.rank else Chunk.first(head)
 
-    def _overdue(self) -> Entry | None:
-        """The oldest of those that nothing that came later may be opened before."""
-        return next(filter(self._holds_back, self._overtakes.overdue()), None)
+    def _first_to_hold_back(self) -> tuple[Entry | None, Entry | None]:
+        """The oldest that nothing that came later may be opened before, and the first that nothing behind may.
 
-    def _due(self) -> Entry | None:
-        """The first of those that nothing behind may be opened before."""
-        return next(filter(self._holds_back, self._pressing), None)
+        They are the same until somebody is opened; looking through all that wait takes up to a millisecond.
+        """
+        if self._first is None:
+            overtakes, room = self._overtakes, self._room_tokens
+            overdue = next(filter(self._holds_back, overtakes.overdue(room)), None)
+            due = None if overdue is not None else next(filter(self._holds_back, overtakes.due(room)), None)
+            self._first = overdue, due
+        return self._first
 
     def _holds_back(self, entry: Entry) -> bool:
         """Whether others wait for a sequence: one without room is no reason, until it is starved."""
-        if entry in self._opened or not self._ready(entry):
-            return False
-        return self._fits(entry) or self._overtakes.starved(entry)
+        return (
+            (self._fits(entry) or self._overtakes.starved(entry)) and entry not in self._opened and self._ready(entry)
+        )
 
     def _open(self, lane: Lane, chunk: Chunk) -> None:
         entry, size = chunk.entry, self._view.block_size
@@ -207,7 +211,7 @@ class Turns:
         self._choose(entry)
         self._opened.add(entry)
         lane.open(chunk)
-        self._pressing = self._overtakes.due(self._room_tokens)
+        self._first = None
 
     @property
     def _room_tokens(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -108,6 +108,38 @@ def test_decoding_keeps_its_share_of_any_window_and_prompts_go_on_in_each(
         pool.add(tokens, out)
         pool.notes(steps)
     pool.notes(40)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "cost",
+    [
+        StepCost(step=0.03, chunk_token=1e-3, chunk_read=2e-8, decode_row=2e-3, decode_read=1e-7),
+        StepCost(step=0.02, chunk_token=1e-4, chunk_read=1e-9, decode_row=1e-4, decode_read=1e-8),
+        StepCost(step=0.008, chunk_token=1.5e-5, chunk_read=3e-10, decode_row=3e-5, decode_read=3e-9),
+    ],
+    ids=["cpu", "small-gpu", "gpu"],
+)
+@pytest.mark.parametrize("streams", [0, 3])
+def test_the_first_steps_are_short_too_though_nothing_was_learned(
+    make: Callable[[], Bucketed | Fcfs], cost: StepCost, streams: int
+):
+    """Until then a machine is taken for a slow one: a giant that comes first fills no step to the executor's limit."""
+    took: list[float] = []
+    pool = MiniPool(make, max_step_tokens=8192, max_seqs=32, num_blocks=1 << 13, block_size=16, drafts=False)
+
+    def seconds(rows: Sequence[DoneRow]) -> float:
+        took.append(cost.seconds(StepWork.of(rows)))
+        return took[-1]
+
+    pool.seconds = seconds  # type: ignore[method-assign]
+    for _ in range(streams):
+        pool.add(20, 500)
+    giant = pool.add(60_000)
+    while len(took) < 2 * READY:
+        pool.step()
+    assert max(took) <= 0.25 * 1.5, took
+    assert giant not in pool.seqs or pool.seqs[giant].computed > 10 * READY, "it is not starved for that"
 
 
 COST = StepCost(step=0.010, chunk_token=0.001, decode_row=0.001)

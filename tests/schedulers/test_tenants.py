@@ -14,7 +14,9 @@ from deepinfra.core.step import Job, SchedulerStats, StepView
 from deepinfra.errors import Overloaded, TenantFullError
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers import Bucketed, Fcfs
-from deepinfra.schedulers.tenants import MAX_TOLD, OTHERS, Tenant, Tenants
+from deepinfra.schedulers.admission import Amount, Ask
+from deepinfra.schedulers.entry import Entry, Rank
+from deepinfra.schedulers.tenants import MAX_RESTING, MAX_TOLD, OTHERS, Tenant, Tenants
 from deepinfra.testing.clock import ManualClock
 from deepinfra.testing.mini_pool import MiniPool
 
@@ -161,6 +163,24 @@ def test_tenants_nobody_hears_of_again_are_forgotten() -> None:
         pool.step()
         most = max(most, len(list(pool.schedulers[0]._queue.tenants.all())))  # type: ignore[attr-defined]
     assert most < 20
+
+
+def test_tenants_are_forgotten_too_while_every_request_comes_under_a_new_name_and_somebody_waits() -> None:
+    tenants = Tenants({}, 1000.0)
+    amount = Amount.of(0, 10)
+
+    def wait(number: int) -> Entry:
+        name = f"t{number}"
+        counts_as, tag = tenants.place(name, 0.0)
+        job, ask = Job(SeqId(number), 10, 0, 1, 0.0, name), Ask(SeqId(number), amount, 0, number)
+        entry = Entry(job, Rank(counts_as, tag, number), 10, ask, 0, work_s=1.0)
+        tenants.wait(tenants.account(name), entry)
+        return entry
+
+    wait(0)
+    for number in range(1, 3 * MAX_RESTING):
+        tenants.leave(tenants.account(f"t{number}"), wait(number), opened=True)
+    assert len(list(tenants.all())) <= MAX_RESTING + 1
 
 
 def test_those_that_keep_coming_do_not_pass_one_for_ever() -> None:
