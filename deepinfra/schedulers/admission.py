@@ -245,11 +245,11 @@ class Admission:
 
     def _why(self, cost: StepCost | None) -> str:
         waits = self.backlog
-        told = f"{waits.requests} sequences with {waits.tokens} prompt tokens"
+        told = f"{waits.requests} sequence{'s' * (waits.requests != 1)} with {waits.tokens} prompt tokens"
         if self._tenant is not None:
             limits = (("max_queue", self._limits.requests), ("max_queue_tokens", self._limits.tokens))
             which = " and ".join(f"{name} = {limit}" for name, limit in limits if limit is not None)
             return f"tenant {self._tenant!r} has {told} waiting, and may have {which}"
         seconds = waits.seconds(cost)
-        told = f"{told} are waiting"
+        told = f"{told} {'is' if waits.requests == 1 else 'are'} waiting"
         return f"{told}, about {seconds:.0f} s of work" if seconds >= 1.0 else told

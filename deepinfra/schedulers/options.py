@@ -27,7 +27,10 @@ class TenantOptions(BaseModel):
         None, ge=1, description="Its sequences that may run, further ones are left waiting; null: no limit of its own."
     )
     max_priority: int | None = Field(
-        None, ge=-8, le=8, description="Priorities of its requests beyond this count as this; null: no limit."
+        None,
+        ge=-8,
+        le=8,
+        description="Higher priorities of its requests count as this; a request's `priority` times -1. Null: no limit.",
     )
 
 

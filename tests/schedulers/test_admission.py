@@ -255,6 +255,13 @@ def test_what_exceeds_a_limit_alone_is_let_in_when_nothing_waits(limits: dict[st
     assert not add(made, 3, tokens=5000)
 
 
+def test_who_is_refused_is_told_what_waits():
+    made = scheduler(max_queue=1)
+    assert add(made, 1)
+    with pytest.raises(Overloaded, match=r"^1 sequence with 100 prompt tokens is waiting"):
+        made.add(Job(SeqId(2), 100, 0, 10, 0.0))
+
+
 def test_a_full_queue_opens_again_at_three_quarters():
     made = scheduler(max_queue=8)
     assert [add(made, seq) for seq in range(9)] == [True] * 8 + [False]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Asked", "tokens_of")
 
-_SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15}
 
 MOST = 1024
 """Devices of a layout that is chosen."""
@@ -119,7 +119,7 @@ def _weights(device: Device, model: ModelShape, width: int) -> float:
 
 
 def tokens_of(text: str, name: str) -> float:
-    """A number of tokens like `155T`, `12k` or `4096`.
+    """A number of tokens like `155T`, `10B` (or `10G`), `12k` or `4096`.
 
     Raises:
         ConfigError: It is none; `name` is in the sentence.
@@ -128,7 +128,7 @@ def tokens_of(text: str, name: str) -> float:
     try:
         return float(number) * factor
     except ValueError:
-        raise ConfigError(f"{name}: {text!r} is no number like 4096, 12k or 155T") from None
+        raise ConfigError(f"{name}: {text!r} is no number like 4096, 12k, 10B or 155T") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -115,14 +115,16 @@ def test_a_context_shorter_than_its_answer_is_refused() -> None:
         Asked(context=100).assembled()
 
 
-@pytest.mark.parametrize(("text", "number"), [("155T", 155e12), ("12k", 12e3), ("4096", 4096.0), ("1.5G", 1.5e9)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("155T", 155e12), ("12k", 12e3), ("4096", 4096.0), ("1.5G", 1.5e9), ("10B", 1e10)]
+)
 def test_numbers_of_tokens_have_suffixes(text: str, number: float) -> None:
     assert tokens_of(text, "--context") == number
 
 
 @pytest.mark.parametrize("text", ["", "T", "12q", "many"])
 def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--context: '.*' is no number like 4096, 12k or 155T"):
+    with pytest.raises(ConfigError, match=r"--context: '.*' is no number like 4096, 12k, 10B or 155T"):
         tokens_of(text, "--context")
 
 
