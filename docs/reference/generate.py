@@ -392,7 +392,7 @@ def error_codes() -> str:
 
 Every error has a code. In Python it is `error.code` of an exception from `deepinfra.errors`; on the wire it is
 `error.code` of OpenAI's error object, in OpenAI's word where there is one. An answer that fails after its stream has
-begun ends with an error event of the same shape. `overloaded` carries a header `retry-after`. Errors without a status
+begun ends with an error event of the same shape. 503 `overloaded` and 429 carry a header `retry-after`. Errors without a status
 are met at the start, before anything is served, or by who uses the package from Python.
 
 {table(("code", "exception", "status", "code on the wire", "meaning"), rows)}
