@@ -21,7 +21,7 @@ from deepinfra.schedulers.pacing import Allowance, Pacing, repeats
 from deepinfra.schedulers.queue import SCAN, Queue
 from deepinfra.schedulers.tenants import HasLimits
 from deepinfra.schedulers.timings import Timings, kept
-from deepinfra.schedulers.turns import PART, Chunk, Lane, OutOfOrder, Turns
+from deepinfra.schedulers.turns import Chunk, Lane, OutOfOrder, Turns
 
 __all__ = ("FAIR", "MAX_PRIORITY", "Bucketed")
 
@@ -83,6 +83,7 @@ class Bucketed(Scheduler):
         self.max_wait_steps = (2 * MAX_PRIORITY + FAIR) * aging_steps
         self._pacing = Pacing(step_budget_s, itl_target_s, decode_share)
         self._overtakes = Overtakes(max_overtakes, self.max_wait_steps)
+        self._out_of_order = OutOfOrder(len(self.edges) + 1)
         self._queue = Queue(
             lines=len(self.edges) + 1,
             place=self.edges.bucket,
@@ -94,10 +95,9 @@ class Bucketed(Scheduler):
             fair_steps=FAIR * aging_steps,
             entered=self._overtakes.wait,
             left=self._overtakes.leave,
-            part=PART,
+            out_of_order=self._out_of_order,
         )
         self.predictor = self._queue.predictor
-        self._out_of_order = OutOfOrder(len(self.edges) + 1)
         self._step = 0
         self._folder = timings
         self._timings: Timings | None = None

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from math import inf
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from deepinfra.core.ids import SeqId
 from deepinfra.core.step import Backlog, BucketStats, Job, RunRow, SchedulerStats, StepReport, StepView
@@ -25,6 +26,9 @@ from deepinfra.schedulers.promises import Promises
 from deepinfra.schedulers.sharing import Sharing
 from deepinfra.schedulers.tenants import FAIR_STEPS, Account, HasLimits, Tenants
 from deepinfra.schedulers.waits import Waits
+
+if TYPE_CHECKING:
+    from deepinfra.schedulers.turns import OutOfOrder
 
 __all__ = ("MAX_LOADS", "SCAN", "Queue")
 
@@ -66,7 +70,7 @@ class Queue:
         fair_steps: How many steps before its arrival a modest tenant's sequence may count as having come.
         entered: Told of each sequence that gets into a line;
         left: and of each that leaves one, after it did.
-        part: Of the work that the first line has before others, whatever the order.
+        out_of_order: How much is done for which line whatever the order, if anything is.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class Queue:
         fair_steps: float = FAIR_STEPS,
         entered: Callable[[Entry], None] = lambda entry: None,
         left: Callable[[Entry], None] = lambda entry: None,
-        part: float = 0.0,
+        out_of_order: OutOfOrder | None = None,
     ) -> None:
         self.lines: tuple[list[Entry], ...] = tuple([] for _ in range(lines))
         self.entries: dict[SeqId, Entry] = {}
@@ -96,7 +100,7 @@ class Queue:
         self.aim: float | None = None
         self._aging = aging
         self._entered, self._left = entered, left
-        self.waits = Waits(self, allowance, patience, part)
+        self.waits = Waits(self, allowance, patience, out_of_order)
         self._place, self.sharing = place, Sharing(self._recount)
         self._cursors = [0] * lines
         self._leaving: dict[SeqId, Entry] = {}

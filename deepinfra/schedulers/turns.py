@@ -47,18 +47,18 @@ class OutOfOrder:
     """
 
     def __init__(self, lanes: int) -> None:
-        self._parts = [PART if lane < max(1, lanes - 2) else MIDDLE for lane in range(lanes)]
-        self._saved = [0.0] * lanes
+        self.parts = [PART if lane < max(1, lanes - 2) else MIDDLE for lane in range(lanes)]
+        self.saved = [0.0] * lanes
 
     def may(self, line: int) -> bool:
         """Whether a lane may have something done out of order."""
-        return self._saved[line] >= 0.0
+        return self.saved[line] >= 0.0
 
     def did(self, work: float, most: float, line: int, *, in_order: bool) -> None:
         """Work of a lane is chosen; at most `most` is saved, or owed."""
-        for lane, part in enumerate(self._parts):
+        for lane, part in enumerate(self.parts):
             spent = 0.0 if in_order or lane < line else work
-            self._saved[lane] = max(-most, min(most, self._saved[lane] + part * work - spent))
+            self.saved[lane] = max(-most, min(most, self.saved[lane] + part * work - spent))
 
 
 @dataclass(slots=True, eq=False)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from heapq import merge
 from math import inf
 from typing import TYPE_CHECKING
 
 from deepinfra.core.step import Job, StepReport, StepView
 from deepinfra.schedulers.admission import Amount, OutputGuess
-from deepinfra.schedulers.entry import Entry, rank_of
-from deepinfra.schedulers.forecast import Drain, Load, Point, drain
+from deepinfra.schedulers.entry import Entry
+from deepinfra.schedulers.forecast import Credit, Drain, Load, Point, drain
 from deepinfra.schedulers.tenants import Account, Tenant
 
 if TYPE_CHECKING:
     from deepinfra.schedulers.queue import Queue
+    from deepinfra.schedulers.turns import OutOfOrder
 
 __all__ = ("Waits",)
 
@@ -27,10 +27,10 @@ class Waits:
         queue: Queue,
         allowance: Callable[[float, bool], float],
         patience: Callable[[Entry], float],
-        part: float,
+        out_of_order: OutOfOrder | None,
     ) -> None:
         self.outputs = OutputGuess()
-        self._queue, self._allowance, self._patience, self._part = queue, allowance, patience, part
+        self._queue, self._allowance, self._patience, self._out_of_order = queue, allowance, patience, out_of_order
         self._view: StepView | None = None
         self._in_flight = False
         self._seconds, self._step_s = 0.0, 0.0
@@ -101,26 +101,30 @@ class Waits:
             self._drained = waits = queue.door.backlog
             limited = [account for account in queue.tenants.all() if account.limits != Tenant()]
             self._drained_of = {account.name: account.door.backlog for account in limited}
-            caps = {a.name: most - a.running for a in limited if (most := a.limits.max_running) is not None}
             cost = queue.predictor.guess
             point = Point(0.0, waits.requests, waits.tokens, waits.seconds(cost))
-            parked = [entry for account in queue.tenants.parking() for entry in account.parked]
-            lines = [self._loads(line, index, parked) for index, line in enumerate(queue.lines)]
-            self._drain = drain(view, cost, self._allowance, lines, self._running(), point, caps, self._part)
+            lines = [(load for _, load in self._loads(line)) for line in queue.lines]
+            parked = {account.name: self._loads(account.parked) for account in queue.tenants.parking()}
+            self._drain = drain(view, cost, self._allowance, lines, self._running(), point, parked, self._credit())
         return self._drain
 
-    def _loads(self, line: list[Entry], index: int, parked: list[Entry]) -> Iterator[Load]:
-        behind = sorted((entry for entry in parked if entry.line == index), key=rank_of)
-        for entry in merge(line, behind, key=rank_of) if behind else line:
-            load = self._load(entry, entry.tokens - entry.uncached)
+    def _credit(self) -> list[Credit]:
+        """What lines may have done out of order, in seconds."""
+        each_s, kept = self._queue.predictor.guess.chunk_token, self._out_of_order
+        if kept is None:
+            return []
+        return [Credit(part, saved * each_s) for part, saved in zip(kept.parts, kept.saved, strict=True)]
+
+    def _loads(self, entries: list[Entry]) -> Iterator[tuple[int, Load]]:
+        for entry in entries:
             patience = inf if entry.parked else self._patience(entry)
-            yield load._replace(patience=patience)
+            yield entry.line, self._load(entry, entry.tokens - entry.uncached, patience)
 
     def _running(self) -> list[tuple[int, Load]]:
         return [(e.line, self._load(e, e.computed)) for e in self._queue.entries.values() if e.running]
 
-    def _load(self, entry: Entry, start: int) -> Load:
+    def _load(self, entry: Entry, start: int, patience: float = inf) -> Load:
         assert self._view is not None
         out = self.outputs.left(entry.job, entry.tokens - entry.job.tokens)
         blocks = (entry.tokens + 0.5 * out) / self._view.block_size + 1.0
-        return Load(min(start, entry.tokens - 1), entry.tokens, out, blocks, entry.rank, tenant=entry.job.tenant)
+        return Load(min(start, entry.tokens - 1), entry.tokens, out, blocks, entry.rank, patience, entry.job.tenant)
