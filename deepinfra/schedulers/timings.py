@@ -24,6 +24,7 @@ _log = logging.getLogger("deepinfra.schedulers")
 _FORMAT = 1
 _MOST_NBYTES = 1 << 20
 _MOST, _LEAST_S = 1e15, 1e-6
+_MOST_STEPS = 8 * MEMORY  # of eight kinds; 75,000 that fit into a file took the event loop two seconds to learn from
 _SAVE_EVERY_S = 60.0
 
 
@@ -83,6 +84,8 @@ class Timings:
             raise ValueError(f"it has format {told['format']}, not {_FORMAT}")
         if told["speed"] != self._speed:
             raise ValueError("it is of another executor")
+        if len(told["steps"]) > _MOST_STEPS:
+            raise ValueError(f"it has more than {_MOST_STEPS} steps")
         return [_sample(step) for step in told["steps"]]
 
 

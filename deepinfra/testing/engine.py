@@ -288,7 +288,7 @@ def _build(scenario: Scenario, store: KVStore | None, truth: _Truth) -> Engine:
 
 
 async def run_scenario(
-    scenario: Scenario, coverage: Coverage | None = None, patience_s: float = 20.0, *, store: KVStore | None = None
+    scenario: Scenario, coverage: Coverage | None = None, patience_s: float = 60.0, *, store: KVStore | None = None
 ) -> list[str]:
     """Run two turns of a scenario, cold and then over whatever the first left behind.
 

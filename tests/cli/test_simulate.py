@@ -157,6 +157,7 @@ def test_length_buckets_have_pools_of_their_own(folder: Path) -> None:
         ("mix:foo=1", "mix has no parameter 'foo'; known: requests, per_s"),
         ("mix:requests=1.5", "mix:requests takes a whole number, not '1.5'"),
         ("mix:per_s=-1", "mix:per_s takes a number from 0 up, not -1"),
+        ("mix:per_s=0", "mix:per_s=0: no request would ever come"),
         ("mix:requests=0", "mix:requests=0: there are no requests in it"),
         ("mix --replicas 0", "--replicas takes numbers like 4 or 2,4,8; '0' is something else"),
         ("mix --split 3", "--split takes prefill:decode like 3:5 or 2:6,4:4; '3' is something else"),

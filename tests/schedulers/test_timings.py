@@ -7,7 +7,7 @@ import pytest
 from deepinfra.core.cost import Sample, StepCost, StepWork
 from deepinfra.core.step import DoneRow, Job, StepReport, StepView
 from deepinfra.schedulers import Bucketed
-from deepinfra.schedulers.predictor import MEMORY, READY
+from deepinfra.schedulers.predictor import ASSUMED, MEMORY, READY
 from deepinfra.schedulers.timings import Timings
 
 COST = StepCost(step=0.010, chunk_token=0.001)
@@ -55,6 +55,7 @@ def test_another_executor_has_another_file(tmp_path: Path):
         lambda told: json.dumps({**told, "steps": [[-1, 2, 3, 4, 5, 1.0]]}),
         lambda told: json.dumps({**told, "steps": [[1, 2, 3, 4, float("nan"), 1.0]]}),
         lambda told: json.dumps({**told, "steps": [[10**400, 2, 3, 4, 5, 1.0]]}),
+        lambda told: json.dumps({**told, "steps": [[1, 2, 3, 4, 5, 1.0]] * 1000}),
         lambda told: "[" * 100_000,
         lambda told: json.dumps({**told, "more": "x" * (1 << 20)}),
         lambda told: "\udcff",
@@ -81,13 +82,14 @@ async def test_the_budget_holds_from_the_first_step_of_the_next_life(tmp_path: P
     async with scheduler(tmp_path) as first:
         for seq in (1, 2):
             first.add(Job(seq, 5000, 0, 1, 0.0))
-        assert sum(grant.max_tokens for grant in first.plan(view).run) == 4096
+        guessed = sum(grant.max_tokens for grant in first.plan(view).run)
+        assert guessed == ASSUMED.tokens_within(0.1 - ASSUMED.step, 0), "nothing is known yet"
         teach(first)
     async with scheduler(tmp_path) as second:
         for seq in (1, 2):
             second.add(Job(seq, 5000, 0, 1, 0.0))
         tokens = sum(grant.max_tokens for grant in second.plan(view).run)
-    assert COST.seconds(StepWork().chunk(0, tokens)) == pytest.approx(0.1, rel=0.05)
+    assert COST.seconds(StepWork().chunk(0, tokens)) == pytest.approx(0.1, rel=0.05) and tokens != guessed
 
 
 async def test_a_short_life_leaves_the_file_as_it_is(tmp_path: Path):

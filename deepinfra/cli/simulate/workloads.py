@@ -32,6 +32,8 @@ def mix(
     seed: int = 0,
 ) -> list[Arrival]:
     """Chats, documents and long documents; or, with `prompt` and `output`, requests of about these lengths."""
+    if not per_s:
+        raise ConfigError("mix:per_s=0: no request would ever come")
     return generated(requests, per_s, _classes(prompt, output, scatter), burstiness=burstiness, seed=seed)
 
 
