@@ -377,7 +377,8 @@ class Engine(AsyncContextManagerMixin):
             answer.finish(Ending(EngineError.code, f"the answer failed ({type(error).__name__}); the log says more"))
         finally:
             if admitted and not answer.over:
-                answer.finish(Ending("cancelled", "the request was cancelled"))
+                # Whoever left reads it no more: who does is met by the end of the engine.
+                answer.finish(Ending("cancelled", "the server stopped before the answer was complete"))
 
     async def _through_pools(self, answer: Answer, started: Callable[[], None]) -> Ending:
         """Prefill and decode, in one pool or in two."""

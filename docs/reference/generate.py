@@ -81,7 +81,7 @@ MEANINGS = {
     "parallel_tool_calls": "Whether it may call several at once.",
     "response_format": "What the answer must match: `text`, `json_object` or `json_schema`.",
     "stop_token_ids": "Tokens that end an answer besides the model's own.",
-    "priority": "Lower ones run sooner, as in vLLM; who waits long enough overtakes everybody.",
+    "priority": "Lower ones run sooner, as in vLLM; who waits long enough overtakes everybody. `fcfs` knows none.",
     "structured_outputs": "One of `json`, `json_object`, `regex`, `choice`, `grammar` (Lark), as in vLLM.",
     "chat_template_kwargs": "Further names for the model's chat template; one that it does not read is refused.",
     "input": "A text, or items: messages, calls and their outputs, reasoning.",
@@ -392,8 +392,8 @@ def error_codes() -> str:
 
 Every error has a code. In Python it is `error.code` of an exception from `deepinfra.errors`; on the wire it is
 `error.code` of OpenAI's error object, in OpenAI's word where there is one. An answer that fails after its stream has
-begun ends with an error event of the same shape. 503 `overloaded` and 429 carry a header `retry-after`. Errors without a status
-are met at the start, before anything is served, or by who uses the package from Python.
+begun ends with an error event of the same shape. 503 `overloaded` and 429 carry a header `retry-after`. Errors without
+a status are met at the start, before anything is served, or by who uses the package from Python.
 
 {table(("code", "exception", "status", "code on the wire", "meaning"), rows)}
 """

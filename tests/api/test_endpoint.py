@@ -458,6 +458,7 @@ async def test_an_engine_that_stops_under_an_answer_ends_it_with_an_error(kit: A
             await kit.until(lambda: executor.steps > 3)
     ((status, answer),) = answers
     assert (status, answer["error"]["code"]) == (503, "engine-stopped")
+    assert answer["error"]["message"] == "the server stopped before the answer was complete"
 
 
 async def test_a_failure_after_a_sign_of_life_is_an_event(kit: Any) -> None:
