@@ -89,7 +89,8 @@ async def test_the_budget_holds_from_the_first_step_of_the_next_life(tmp_path: P
         for seq in (1, 2):
             second.add(Job(seq, 5000, 0, 1, 0.0))
         tokens = sum(grant.max_tokens for grant in second.plan(view).run)
-    assert COST.seconds(StepWork().chunk(0, tokens)) == pytest.approx(0.1, rel=0.05) and tokens != guessed
+    assert COST.seconds(StepWork().chunk(0, tokens)) == pytest.approx(0.1, rel=0.05)
+    assert tokens != guessed
 
 
 async def test_a_short_life_leaves_the_file_as_it_is(tmp_path: Path):
