@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
 from deepinfra.core.buckets import DEFAULT_EDGES, bucket_of
 
@@ -73,9 +75,8 @@ class Edges:
 def _divided(lengths: Sequence[int]) -> list[float]:
     """Lengths at which the work of ascending lengths reaches each of `SHARES`."""
     targets: list[float] = []
-    total, done = sum(lengths), 0
-    for length in lengths:
-        while len(targets) < len(SHARES) and done + length > SHARES[len(targets)] * total:
-            targets.append(max(length, APART * targets[-1] if targets else 2.0))
-        done += length
+    done = list(accumulate(lengths))
+    for share in SHARES:
+        length = lengths[bisect_right(done, share * done[-1])]
+        targets.append(max(length, APART * targets[-1] if targets else 2.0))
     return targets

@@ -205,13 +205,21 @@ class Tenants:
         stats = {
             name: TenantStats(name, 0, 0, 0, t.opened, t.refused, t.shed, t.served_s) for name, t in self._told.items()
         }
-        for name, account in self._accounts.items():
-            mine = stats.get(name) or stats.get(OTHERS, TenantStats(OTHERS))
-            stats[mine.tenant] = mine._replace(
-                waiting=mine.waiting + account.waiting,
-                waiting_tokens=mine.waiting_tokens + account.door.backlog.tokens,
-                running=mine.running + account.running,
-            )
+        waiting = tokens = running = 0
+        for name, account in self._accounts.items():  # there may be thousands
+            mine = stats.get(name)
+            if mine is not None and name != OTHERS:
+                stats[name] = mine._replace(
+                    waiting=account.waiting, waiting_tokens=account.door.backlog.tokens, running=account.running
+                )
+            else:
+                waiting += account.waiting
+                tokens += account.door.backlog.tokens
+                running += account.running
+        if others := stats.get(OTHERS):
+            stats[OTHERS] = others._replace(waiting=waiting, waiting_tokens=tokens, running=running)
+        elif waiting or running:
+            stats[OTHERS] = TenantStats(OTHERS, waiting, tokens, running)
         return tuple(stats[name] for name in sorted(stats))
 
     # -- virtual time -----------------------------------------------------------------------------
