@@ -419,7 +419,10 @@ class Engine(AsyncContextManagerMixin):
             raise next((pool.failure for pool in pools if pool.failure is not None), EngineNotRunningError())
         chosen = serving[0]
         if len(serving) > 1:
-            chosen = serving[self._route(spec, [pool.view(chains[pool.kin].keys) for pool in serving])]
+            index = self._route(spec, [pool.view(chains[pool.kin].keys) for pool in serving])
+            if not 0 <= index < len(serving):
+                raise ConfigError(f"the route chose pool {index}; there are {len(serving)}, from 0 on")
+            chosen = serving[index]
         return chosen, chains[chosen.kin]
 
     # -- numbers ------------------------------------------------------------------------------------

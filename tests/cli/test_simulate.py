@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from deepinfra.cli.failures import sentence_for
 from deepinfra.cli.simulate import simulate
 from deepinfra.cli.simulate.variants import fleets_for, variants_for
 from deepinfra.cli.simulate.workloads import GENERATORS, workload_for
@@ -137,6 +138,16 @@ def test_progress_tells_requests_and_virtual_time(folder: Path) -> None:
     assert re.fullmatch(r"bucketed: 20 of 20, [\d.]+ s of virtual time", lines[-1])
 
 
+def test_a_function_that_chooses_a_pool_that_is_not_there_ends_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "wrong_route.py").write_text("def beyond(spec, views):\n    return len(views)\n")
+    monkeypatch.syspath_prepend(folder)
+    done = run("trace.jsonl", "--replicas", "2", "--route", "wrong_route:beyond")
+    assert done.exception is not None
+    assert "the route chose pool 2; there are 2, from 0 on" in (sentence_for(done.exception) or "")
+
+
 def test_a_function_of_ones_own_routes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "my_route.py").write_text("def last(spec, views):\n    return len(views) - 1\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -170,6 +181,8 @@ def test_length_buckets_have_pools_of_their_own(folder: Path) -> None:
         ("mix --route by-bucket:pool/a/a/a", "there is no pool 'a'; there are pool"),
         ("mix --route by-bucket:pool/pool", "3 edges make 4 buckets"),
         ("mix --route json:nothing", "--route json:nothing: .*no attribute 'nothing'"),
+        ("mix --route cache-aware", "--route cache-aware: there is one pool"),
+        ("mix --html same --json same", "--html and --json would both write same"),
         ("mix --cost h100", "'h100' is no device, number and model like h100x8/llama-70b"),
         ("mix --cost wrong.json", "wrong.json: unknown figure 'speed'; known: step, chunk_token"),
         ("mix --rows", "--rows says what --json writes"),

@@ -98,6 +98,13 @@ async def test_replicas_share_the_load_and_give_the_models_text() -> None:
     assert all(each.steps > 0 and each.blocks_free == each.blocks_total for each in stats.pools)
 
 
+@pytest.mark.parametrize("index", [2, -1])
+async def test_a_route_to_a_pool_that_is_not_there_is_named(index: int) -> None:
+    async with Engine(TinyRecipe(), [pool(name="a"), pool(name="b")], route=lambda spec, views: index) as engine:
+        with pytest.raises(ConfigError, match=rf"the route chose pool {index}; there are 2"):
+            await events_of(engine, ask([1, 2, 3], 2))
+
+
 async def test_sequences_on_their_way_to_a_replica_count_as_waiting_there() -> None:
     answered = anyio.Event()
     seen: list[list[int]] = []

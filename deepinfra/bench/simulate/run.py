@@ -296,6 +296,8 @@ class _Simulation:
             if outcome.retry_after_s is None:
                 outcome.retry_after_s = error.retry_after_s
             return False
+        except ConfigError:  # a route that means nothing: it will not for others
+            raise
         except DeepinfraError as error:
             outcome.how = error.code
         return True

@@ -105,6 +105,8 @@ def run(
     for option, path in (("--html", html), ("--json", as_json)):  # before an hour is spent
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"{option} {path}: there is no folder {path.parent}")
+    if html is not None and html == as_json:
+        raise ConfigError(f"--html and --json would both write {html}")
     variants = variants_for(config, against or (), fleets_for(replicas, split))
     arrivals = stretched(first(workload_for(workload), requests), 1.0 / scale)
     if not arrivals:
@@ -121,6 +123,7 @@ def _setups(variants: Sequence[Variant], cost: str | None, route: str, settings:
     from deepinfra.bench.simulate.configured import configured, edges_of
     from deepinfra.bench.simulate.machines import machine_named
     from deepinfra.cli.simulate.routes import route_for
+    from deepinfra.errors import ConfigError
 
     machine = machine_named(cost) if cost else None
     edges = edges_of(variants[-1].blueprint)
@@ -129,7 +132,10 @@ def _setups(variants: Sequence[Variant], cost: str | None, route: str, settings:
         configured(each.blueprint, name=each.name, machine=machine, fleet=each.fleet, settings=told, edges=edges)
         for each in variants
     ]
-    return [replace(setup, route=route_for(route, edges=edges, pools=setup.pool_names)) for setup in setups]
+    routed = [replace(setup, route=route_for(route, edges=edges, pools=setup.pool_names)) for setup in setups]
+    if route != "least-loaded" and all(len(setup.pool_names) == 1 for setup in setups):
+        raise ConfigError(f"--route {route}: there is one pool, and nothing to choose; give --replicas or --split too")
+    return routed
 
 
 def _tell(
