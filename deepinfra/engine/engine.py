@@ -200,6 +200,7 @@ class Engine(AsyncContextManagerMixin):
             RequestError: The request is wrong or asks for what is not supported.
             ContextLengthError: It does not fit.
             Overloaded: Not now.
+            DeadlineExceededError: Its deadline passed before it was admitted.
             PoolFailedError: The executor was lost too often.
         """
         if not self._entered:
@@ -366,6 +367,8 @@ class Engine(AsyncContextManagerMixin):
                 answer.finish(ending)
             if deadline.cancelled_caught:
                 answer.fail(answer.deadline_error())
+                if not admitted:  # while a store was asked
+                    raise answer.deadline_error()
         except (EngineError, Overloaded, ExecutorLost, RequestError) as error:
             if not admitted:
                 raise

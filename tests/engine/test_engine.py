@@ -11,7 +11,8 @@ from anyio.lowlevel import checkpoint
 
 from deepinfra.core.conversation import Conversation, Message, TextPart
 from deepinfra.core.events import Event, Failed, TextDelta
-from deepinfra.core.kv import KVRecord, NamespaceFilter, Retention
+from deepinfra.core.ids import BlockKey
+from deepinfra.core.kv import KVRecord, Match, NamespaceFilter, Retention
 from deepinfra.core.request import GenerateRequest, TextInput
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.engine import Engine, Pool
@@ -19,6 +20,7 @@ from deepinfra.engine.stepper import Stepper
 from deepinfra.errors import (
     ConfigError,
     ContextLengthError,
+    DeadlineExceededError,
     EngineDrainingError,
     EngineNotRunningError,
     Overloaded,
@@ -272,6 +274,18 @@ async def test_a_deadline_ends_an_answer_with_an_error() -> None:
         with anyio.fail_after(5):
             events = await events_of(engine, ask([1, 2], 5, deadline_s=0.05))
     assert [(type(event), getattr(event, "code", "")) for event in events] == [(Failed, "deadline-exceeded")]
+
+
+async def test_a_deadline_that_passes_while_the_store_is_asked_is_said_to_have_passed() -> None:
+    class Slow(MemoryStore):
+        async def match(self, keys: Sequence[BlockKey]) -> Match:
+            await anyio.sleep_forever()
+            return await super().match(keys)
+
+    async with Engine(TinyRecipe(), pool(store=Slow(capacity_nbytes=1 << 20))) as engine:
+        with anyio.fail_after(5), pytest.raises(DeadlineExceededError):
+            await events_of(engine, ask(list(range(1, 30)), 5, deadline_s=0.01))
+        assert engine.stats().requests == {"deadline-exceeded": 1}
 
 
 async def test_a_reader_that_is_silent_for_too_long_is_over() -> None:
