@@ -14,7 +14,7 @@ A tenant with limits of its own has a door of its own before the one for all.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
@@ -90,18 +90,36 @@ class Ask:
 NOTHING = Amount()
 
 
+@dataclass(slots=True)
+class _Shares:
+    """Sums over shares of `max_new` that answers used, of the latest about 50."""
+
+    count: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, share: float) -> None:
+        self.count = 0.98 * self.count + 1.0
+        self.total = 0.98 * self.total + share
+        self.squares = 0.98 * self.squares + share * share
+
+
 class OutputGuess:
-    """Which share of `max_new` answers use, from those that ended, the latest counting most."""
+    """How long answers get, from those that ended, the latest counting most.
+
+    Kept is which share of `max_new` they used, for each magnitude of `max_new` by itself: who does not limit an answer
+    is allowed all that fits, and uses a thousandth of it. For a magnitude of which none has ended, it is tokens.
+    """
 
     def __init__(self) -> None:
-        self._count, self._sum, self._squares = 0.0, 0.0, 0.0
+        self._shares: defaultdict[int, _Shares] = defaultdict(_Shares)
+        self._count, self._tokens = 0.0, 0.0
 
     def ended(self, used: int, allowed: int) -> None:
         """An answer ended after `used` of the `allowed` tokens."""
-        share = min(1.0, used / max(1, allowed))
+        self._shares[_magnitude(allowed)].add(min(1.0, used / max(1, allowed)))
         self._count = 0.98 * self._count + 1.0
-        self._sum = 0.98 * self._sum + share
-        self._squares = 0.98 * self._squares + share * share
+        self._tokens = 0.98 * self._tokens + used
 
     def left(self, job: Job, used: int) -> float:
         """Tokens still expected of a sequence that has `used` so far.
@@ -109,11 +127,17 @@ class OutputGuess:
         If all answers are equally long, what is left is the rest; if they end at random, it is as much as ever.
         """
         most = max(1.0, float(job.max_new - used))
-        if not self._sum:
-            return min(most, UNKNOWN_OUT)
-        mean = self._sum / self._count
-        random = min(1.0, max(0.0, self._squares / self._count / (mean * mean) - 1.0))
+        shares = self._shares.get(_magnitude(job.max_new))
+        if shares is None or not shares.total:
+            return max(1.0, min(most, self._tokens / self._count if self._tokens else UNKNOWN_OUT))
+        mean = shares.total / shares.count
+        random = min(1.0, max(0.0, shares.squares / shares.count / (mean * mean) - 1.0))
         return max(1.0, min(most, mean * job.max_new - (1.0 - random) * used))
+
+
+def _magnitude(max_new: int) -> int:
+    """The same for numbers that differ by less than a factor of about 4; 16 in all."""
+    return min(15, max_new.bit_length() // 2)
 
 
 class Admission:

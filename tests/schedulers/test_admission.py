@@ -20,6 +20,7 @@ from deepinfra.core.step import DoneRow, Job, StepReport, StepView
 from deepinfra.errors import Overloaded
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers import Bucketed, Fcfs
+from deepinfra.schedulers.admission import UNKNOWN_OUT, OutputGuess
 from deepinfra.schedulers.predictor import READY
 from deepinfra.schedulers.tenants import Tenant
 from deepinfra.testing.clock import ManualClock
@@ -175,6 +176,19 @@ def test_answers_that_end_early_are_expected_to_after_some_have():
     hold(waits(lambda: Fcfs(max_queue=64), chat, seed=2, seconds=400.0, short=0.3), 3)
 
 
+def test_answers_with_a_limit_and_without_are_expected_by_their_own_kind():
+    guess = OutputGuess()
+    limited, open_ended, other = (Job(SeqId(1), 10, 0, max_new, 0.0) for max_new in (100, 128_000, 4_000))
+    assert guess.left(open_ended, 0) == UNKNOWN_OUT
+    for _ in range(150):
+        guess.ended(100, limited.max_new)
+        guess.ended(300, open_ended.max_new)
+    assert guess.left(limited, 0) == pytest.approx(100.0)
+    assert guess.left(open_ended, 0) == pytest.approx(300.0)
+    assert guess.left(open_ended, 200) == pytest.approx(100.0)
+    assert 100.0 < guess.left(other, 0) < 300.0
+
+
 TOWN = ("flood",) * 8 + ("team", "team", "modest")
 TENANT_LIMITS: list[dict[str, Any]] = [
     {"max_queue": 64},
@@ -195,7 +209,7 @@ def test_so_it_is_with_tenants_and_limits_of_their_own():
     found = [
         wait
         for make, limits in ((Bucketed, TENANT_LIMITS[1]), (Fcfs, TENANT_LIMITS[2]), (Bucketed, TENANT_LIMITS[3]))
-        for wait in town(make, limits, chat, seconds=30.0, keep=4)
+        for wait in town(make, limits, chat, seconds=33.0, keep=4)
     ]
     hold(found, 5)
 
