@@ -37,7 +37,8 @@ class Entry:
         work_s: Predicted seconds of its prompt and of the answer that is expected, for its tenant's share.
         counts_as: Step as of which it counts as having come, before its priority.
         served: Step in which it last computed something; -1 if it was never started.
-        asked: Whether it was chosen to be opened and has not been.
+        asked: Whether it was chosen to be opened, and it is not known what came of it.
+        in_vain: Whether an opening of it came to nothing, since it last ran.
         computed: Positions whose KV it has.
         leaving: Whether it made room for another and has not been told.
         cached: Tokens that need not be computed, as last seen.
@@ -60,6 +61,7 @@ class Entry:
     running: bool = False
     served: int = -1
     asked: bool = False
+    in_vain: bool = False
     computed: int = 0
     leaving: bool = False
     cached: int = 0
@@ -82,7 +84,7 @@ class Entry:
         Cached tokens count as shared with others until an opening came to nothing: the choice would be the same in
         every step, and its tokens lost to those that do run.
         """
-        return -(-(self.tokens if self.asked else self.uncached) // block_size) + 1
+        return -(-(self.tokens if self.in_vain else self.uncached) // block_size) + 1
 
 
 def rank_of(entry: Entry) -> Rank:

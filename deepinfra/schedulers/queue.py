@@ -104,6 +104,7 @@ class Queue:
         self._place, self.sharing = place, Sharing(self._recount)
         self._cursors = [0] * lines
         self._leaving: dict[SeqId, Entry] = {}
+        self._asked: list[Entry] = []
         self._arrivals = 0
         self._now = 0.0
         self._deadlines: list[tuple[float, int, SeqId]] = []
@@ -228,7 +229,8 @@ class Queue:
         """A waiting sequence runs from now on."""
         first = entry.served < 0
         self._leave(entry, opened=True)
-        entry.running, entry.asked, entry.left_alone_since = True, False, None
+        entry.running, entry.left_alone_since = True, None
+        entry.asked = entry.in_vain = False
         if first:
             self._counts[entry.line].opened += 1
             told = self.tenants.told(entry.job.tenant)
@@ -345,6 +347,7 @@ class Queue:
     def planning(self, view: StepView) -> None:
         """A step is about to be chosen."""
         self._now, self.aim = view.now, None
+        self._see_what_came_of_openings(view)
         self.waits.planning(view)
         self.sharing.planning(view)
         self._count_anew()
@@ -367,7 +370,17 @@ class Queue:
     def choose(self, entry: Entry) -> None:
         """A waiting sequence is chosen to be opened."""
         entry.asked = True
+        self._asked.append(entry)
         self.sharing.choose(entry)
+
+    def _see_what_came_of_openings(self, view: StepView) -> None:
+        """Who was chosen by the last plan and holds nothing now makes room for others again."""
+        if self._asked:
+            opened = {row.seq for row in view.running}
+            for entry in self._asked:
+                if not entry.running and entry.job.seq not in opened:
+                    entry.asked, entry.in_vain = False, True
+            self._asked = []
 
     def fetches(self, view: StepView, held: frozenset[SeqId]) -> tuple[SeqId, ...]:
         """Loads to start, by rank, so that no more than `MAX_LOADS` are in flight, and no two bring the same."""

@@ -320,6 +320,17 @@ def test_nobody_makes_room_who_was_ever_started_or_is_about_to_be():
     assert not add(made, 4, priority=1)
 
 
+def test_one_whose_opening_came_to_nothing_makes_room_again():
+    made = scheduler(max_queue=1)
+    assert add(made, 1)
+    view = StepView(0.0, 0, 4096, 1, 16, 1000, 1000, ())
+    assert [grant.seq for grant in made.plan(view).run] == [1]
+    assert not add(made, 2, priority=1)
+    assert shed(made) == []
+    assert add(made, 3, priority=1)
+    assert shed(made) == [1]
+
+
 def test_one_that_has_waited_long_is_not_pushed_out_by_a_priority_that_its_wait_outweighs():
     made = scheduler(max_queue=1, aging_steps=4)
     assert add(made, 1)
