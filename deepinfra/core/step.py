@@ -233,7 +233,8 @@ class SchedulerStats(NamedTuple):
         measured_s: Seconds that they took.
         max_overtakes: How often a sequence may be passed; `None`: no bound is kept.
         max_wait_steps: Steps after which a sequence, of the lowest priority too, is opened before all that came later
-            once there is a seat and room for it; `None`: no bound is kept.
+            once there is a seat and room for it; `None`: no bound is kept. Of a tenant that may not run more, a
+            sequence is passed and has waited, for both bounds, only from when the tenant may run it.
         tenants: Of each tenant that is told alone, and of the others together, by name; their number is bounded.
         refused_by_tenant: Of `refused`, those that met a limit of their own tenant.
         expired: Waiting sequences ended because their deadline had passed.

@@ -45,7 +45,8 @@ class Bucketed(Scheduler):
     by at most `max_overtakes` sequences behind it in that order while it has room. Of several tenants, a sequence
     counts as having arrived when its turn is, at most `FAIR` points of priority before; see `schedulers.tenants`.
     Whatever its priority and tenant, one that has waited for `max_wait_steps` steps, `2 * MAX_PRIORITY + FAIR` times
-    `aging_steps`, is opened before all that came later, as soon as it has room.
+    `aging_steps`, is opened before all that came later, as soon as it has room. Who is kept out of line by its tenant's
+    `max_running` is not passed and does not wait, for both bounds, until it gets into line.
 
     Args:
         edges: Uncached tokens at which the second and further buckets begin; `None` learns three, see `edges`.
