@@ -20,7 +20,7 @@ from deepinfra.core.step import DoneRow, Job, StepReport, StepView
 from deepinfra.errors import Overloaded
 from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers import Bucketed, Fcfs
-from deepinfra.schedulers.admission import UNKNOWN_OUT, OutputGuess
+from deepinfra.schedulers.admission import UNKNOWN_OUT, Admission, OutputGuess
 from deepinfra.schedulers.predictor import READY
 from deepinfra.schedulers.tenants import Tenant
 from deepinfra.testing.clock import ManualClock
@@ -329,6 +329,18 @@ def test_one_whose_opening_came_to_nothing_makes_room_again():
     assert shed(made) == []
     assert add(made, 3, priority=1)
     assert shed(made) == [1]
+
+
+def test_nobody_is_put_in_order_to_make_room_that_would_not_do(monkeypatch: pytest.MonkeyPatch):
+    made = scheduler(max_queue_tokens=1000)
+    assert all(add(made, seq, priority=seq % 2) for seq in range(10))
+    counted, fits = [], Admission._fits
+    monkeypatch.setattr(Admission, "_fits", lambda *args: counted.append(args) or fits(*args))
+    assert not add(made, 10, tokens=600, priority=1)
+    few = len(counted)
+    assert add(made, 11, tokens=500, priority=1)
+    assert len(counted) - few > few
+    assert shed(made) == [8, 6, 4, 2, 0]
 
 
 def test_one_that_has_waited_long_is_not_pushed_out_by_a_priority_that_its_wait_outweighs():
