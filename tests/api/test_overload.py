@@ -20,7 +20,7 @@ from deepinfra.core.events import Failed, Finished
 from deepinfra.core.request import GenerateRequest, TextInput
 from deepinfra.engine import Engine, Pool
 from deepinfra.engine.live import Live
-from deepinfra.errors import Overloaded
+from deepinfra.errors import DeadlineExceededError, Overloaded
 from deepinfra.schedulers import Bucketed, Fcfs
 from deepinfra.schedulers.admission import Amount
 from deepinfra.schedulers.tenants import Tenant
@@ -190,10 +190,13 @@ async def test_one_that_is_late_before_it_began_is_told_so_and_not_that_the_serv
         group.start_soon(long)
         await kit.until(lambda: engine.stats().running)
         for _ in range(3):
-            async with engine.generate(GenerateRequest(input=said, max_tokens=4, deadline_s=0.003)) as stream:
-                (failed,) = [event async for event in stream]
-                assert isinstance(failed, Failed)
-                assert failed.code == "deadline-exceeded"
+            try:
+                async with engine.generate(GenerateRequest(input=said, max_tokens=4, deadline_s=0.003)) as stream:
+                    (failed,) = [event async for event in stream]
+                    assert isinstance(failed, Failed)
+                    assert failed.code == "deadline-exceeded"
+            except DeadlineExceededError:  # where 3 ms are over before it is admitted
+                continue
         group.cancel_scope.cancel()
 
 
@@ -218,7 +221,7 @@ async def test_nothing_is_left_of_those_refused_shed_late_or_gone(kit: Any, sche
                 async for event in stream:
                     if isinstance(event, Failed | Finished):
                         endings[event.code if isinstance(event, Failed) else "done"] += 1
-        except Overloaded as error:
+        except (Overloaded, DeadlineExceededError) as error:
             endings[error.code] += 1
 
     async with engine:
