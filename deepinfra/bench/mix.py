@@ -58,8 +58,9 @@ class MixReport:
         kind: `mix`.
         speed: What decides how long steps take.
         run: What was run.
-        summaries: `fcfs` and `bucketed` measured, then both `simulated`, with step times learned while the *other*
-            one ran and the time that was measured between steps.
+        summaries: `fcfs` and `bucketed` measured, then both `simulated`, each with the step times learned in its own
+            run and the time that was measured between steps: with another run's, what the machine's speed drifts
+            (20 % between two quiet runs here) would be held against the simulator.
         errors: How far simulated figures are off the measured ones, as a share of these, by scheduler.
         cpu: What else the machine did while measuring; with `noisy` the figures are not to be trusted.
     """
@@ -120,9 +121,9 @@ def run_mix(
     cpu = watch.stop(clock.now() - began)
     results = [each.result for each in measured.values()]
     for name, policy in policies.items():
-        own, other = measured[name], next(each for of, each in measured.items() if of != name)
+        own = measured[name]
         progress(f"{name}, simulated")
-        pool = PoolSetup(scheduler=policy, executor=partial(own.sized, other.cost))
+        pool = PoolSetup(scheduler=policy, executor=partial(own.sized, own.cost))
         setup = Setup(name=f"{name}, simulated", pools=[pool], edges=own.result.edges)
         results.append(simulate(mixed(run), setup))
     found = summaries(results)

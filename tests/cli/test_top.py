@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pty
 import select
@@ -66,7 +67,9 @@ def test_the_address_may_be_that_of_the_api(served: Served) -> None:
 def test_a_terminal_shows_it_live_until_ctrl_c(served: Served) -> None:
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "deepinfra", "top", served.url, "--every", "0.1"]
-    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, close_fds=True) as process:
+    # Whoever runs the tests in the background ignores the signal, and what it starts would, too.
+    usual = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, preexec_fn=usual) as process:
         os.close(follower)
         seen = b""
         try:

@@ -346,7 +346,7 @@ MUTANTS: list[Callable[[Patch], None]] = [
 def hurried(scenario: Scenario, rng: random.Random) -> Scenario:
     """Clients leave while their handoff arrives: all that shows a release inside a step, and rare otherwise."""
     asks = tuple(replace(ask, leave_after=rng.choice((0, 1, 1, 2))) for ask in scenario.asks)
-    return replace(scenario, asks=asks, split=True, threads=True)
+    return replace(scenario, asks=asks, split=True, threads=True, replicas=1)
 
 
 def windowed(scenario: Scenario, rng: random.Random) -> Scenario:
