@@ -344,9 +344,9 @@ MUTANTS: list[Callable[[Patch], None]] = [
 
 
 def hurried(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Clients leave while their handoff arrives: all that shows a release inside a step, and rare otherwise."""
+    """Many clients of one pool with windows, most gone after a token: a release inside a step shows in a snapshot."""
     asks = tuple(replace(ask, leave_after=rng.choice((0, 1, 1, 2))) for ask in scenario.asks)
-    return replace(scenario, asks=asks, split=True, threads=True, replicas=1)
+    return replace(windowed(scenario, rng), asks=(6 * asks)[:6], split=False, threads=True)
 
 
 def windowed(scenario: Scenario, rng: random.Random) -> Scenario:
