@@ -131,15 +131,18 @@ class Eraser:
 
     async def _scrub(self, segment: Segment, erased: Erased, patience_s: float) -> bool:
         """Overwrite what was forgotten in a file, or remove it; false if it was locked all the time."""
-        clean, locked = False, False
+        nbytes: int | None = None
+        locked = False
         if segment.live or segment.living or segment.unread:
             args = self._folder, segment.name, segment.size, erased
             try:
-                clean = await patiently(self._offload, patience_s, scrub, *args)
+                nbytes = await patiently(self._offload, patience_s, scrub, *args)
             except OSError as error:
                 locked = isinstance(error, BlockingIOError)
-        if clean:
+        if nbytes is not None:
             segment.settle(erased)
+            if segment.fd is None and not segment.living:  # its footer is shorter; what is appended to takes its claim
+                segment.disk_nbytes = nbytes
         else:
             await self._files.remove([segment], "evicted")
             if self._index.names.get(segment.name) is segment:

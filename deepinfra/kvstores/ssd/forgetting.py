@@ -8,13 +8,14 @@ from deepinfra.kvstores.ssd.disk import Disk, read_upto, write_all
 from deepinfra.kvstores.ssd.folder import Folder
 from deepinfra.kvstores.ssd.format import NOBODY, ROW_DTYPE, Erased, Owner, dead_header, pack_footer
 from deepinfra.kvstores.ssd.recovery import read_footer, scan
+from deepinfra.kvstores.ssd.segment import taken
 
 __all__ = ("scrub",)
 
 ZEROS_NBYTES = 1 << 20
 
 
-def scrub(folder: Folder, name: str, least: int, which: Erased) -> bool:
+def scrub(folder: Folder, name: str, least: int, which: Erased) -> int | None:
     """Overwrite every record of certain owners in a file, and take them out of its footer if it has one.
 
     Goes by what is in the file, so records that no index lists any more are overwritten too. The old footer goes
@@ -28,7 +29,7 @@ def scrub(folder: Folder, name: str, least: int, which: Erased) -> bool:
         which: Whose.
 
     Returns:
-        Whether nothing of them is left; if not, the file must go as a whole.
+        Bytes that the file takes on disk now that nothing of them is left; `None`: it must go as a whole.
 
     Raises:
         BlockingIOError: Somebody has the lock or appends just now.
@@ -38,9 +39,9 @@ def scrub(folder: Folder, name: str, least: int, which: Erased) -> bool:
         try:
             fd = disk.open(folder.path / name, write=True)
         except FileNotFoundError:
-            return True
+            return 0
         except OSError:
-            return False
+            return None
         try:
             changed = disk.status(fd).changed_ns
             footer = read_footer(disk, fd, disk.size(fd))
@@ -48,20 +49,20 @@ def scrub(folder: Folder, name: str, least: int, which: Erased) -> bool:
                 size = disk.size(fd)
                 end = _overwrite(disk, fd, size, which)
                 if end < least:
-                    return False
+                    return None
                 if end < size:  # part of a record, whosever it is: of a killed process, or of an append that failed
                     disk.truncate(fd, end)
             else:
                 rows, owners, size = footer
                 disk.truncate(fd, size)
                 if _overwrite(disk, fd, size, which) != size:
-                    return False
+                    return None
                 write_all(disk, fd, [_footer(rows, owners, size, which)], size)
             disk.sync(fd)
             disk.stamp(fd, changed)
-            return True
+            return taken(disk.status(fd))
         except OSError:
-            return False
+            return None
         finally:
             disk.close(fd)
 

@@ -344,3 +344,14 @@ async def test_a_file_that_resists_forgetting_is_forgotten_by_who_enters_next(tm
     async with make(tmp_path, clock) as next_one:
         assert await held(next_one, MINE) == 0
         assert not remains(tmp_path, MINE)
+
+
+async def test_a_shorter_footer_is_counted_as_what_it_takes(tmp_path: Path) -> None:
+    clock, many = ManualClock(), chain(*range(300), nbytes=16, tenant="tenant-mine")
+    async with make(tmp_path, clock) as store:
+        await store.save([*many, *chain(1, 2, tenant="others")])
+    async with make(tmp_path, clock) as store:
+        before = store.stats().nbytes
+        await store.forget(WHICH)
+        taken = sum(path.stat().st_blocks * 512 for path in tmp_path.glob("*.kvseg"))
+        assert store.stats().nbytes == taken < before
