@@ -14,7 +14,7 @@ from deepinfra.interfaces.scheduler import Scheduler
 from deepinfra.schedulers.admission import Limits
 from deepinfra.schedulers.entry import Entry
 from deepinfra.schedulers.grants import Grants
-from deepinfra.schedulers.pacing import Allowance, Pacing, repeats
+from deepinfra.schedulers.pacing import Allowance, Pacing
 from deepinfra.schedulers.queue import Queue
 from deepinfra.schedulers.tenants import HasLimits
 from deepinfra.schedulers.timings import Timings, kept
@@ -88,25 +88,8 @@ class Fcfs(Scheduler):
 
     def plan(self, view: StepView) -> Choice:
         """See `Scheduler.plan`."""
-        queue = self._queue
-        queue.planning(view)
         self._step = view.step
-        rows = queue.running(view)
-        in_flight = frozenset(row.seq for row in view.running)
-        shed = queue.expired(view, in_flight)
-        held = in_flight.union(shed)
-
-        step = self._pacing.begin(queue, view, rows, waits=queue.waiting > len(shed))
-        if step.prefill_waits:
-            self._give_chunks(view, rows, held, step.grants, step.allowance)
-        self._pacing.end(step)
-        return Choice(
-            step.grants.take(),
-            queue.victims(rows),
-            queue.fetches(view, held),
-            shed + queue.leaving(in_flight),
-            repeats(queue, view, rows),
-        )
+        return self._pacing.choose(self._queue, view, self._give_chunks)
 
     def _give_chunks(
         self,

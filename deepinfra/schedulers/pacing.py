@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isinf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from deepinfra.core.cost import StepCost, StepWork
 from deepinfra.core.ids import SeqId
-from deepinfra.core.step import RunRow, StepReport, StepView
+from deepinfra.core.step import Choice, RunRow, StepReport, StepView
 from deepinfra.schedulers.entry import Entry
 from deepinfra.schedulers.grants import Grants, give_decode
 from deepinfra.schedulers.queue import Queue
 
-__all__ = ("ALONE", "FOREVER", "MIN_CHUNK", "WINDOW", "Allowance", "Pacing", "Step", "repeats")
+__all__ = ("ALONE", "FOREVER", "MIN_CHUNK", "WINDOW", "Allowance", "GiveChunks", "Pacing", "Step", "repeats")
 
 WINDOW = 8
 """Steps with decoding sequences over which these keep their share."""
@@ -133,6 +133,10 @@ class Step:
     decodes: bool
 
 
+GiveChunks: TypeAlias = Callable[[StepView, list[tuple[Entry, RunRow]], frozenset[SeqId], Grants, Allowance], None]
+"""Grants prompt tokens, given who runs and who is held back from being opened."""
+
+
 class _Paced(NamedTuple):
     """A step in which something decoded: what it would have taken without prompts, and what these added."""
 
@@ -168,6 +172,25 @@ class Pacing:
         """Seconds that prompts may add to a usual step that takes `base_s` without them."""
         usual_s = min(self._target_s - base_s, self._rate * base_s) if decodes else self._budget_s - base_s
         return max(usual_s, _PREFILL_FLOOR * base_s)
+
+    def choose(self, queue: Queue, view: StepView, give_chunks: GiveChunks) -> Choice:
+        """Choose a step: everything but which prompts get its chunks, which only an order can say."""
+        queue.planning(view)
+        rows = queue.running(view)
+        in_flight = frozenset(row.seq for row in view.running)
+        shed = queue.expired(view, in_flight)
+        held = in_flight.union(shed)
+        step = self.begin(queue, view, rows, waits=queue.waiting > len(shed))
+        if step.prefill_waits:
+            give_chunks(view, rows, held, step.grants, step.allowance)
+        self.end(step)
+        return Choice(
+            step.grants.take(),
+            queue.victims(rows),
+            queue.fetches(view, held),
+            shed + queue.leaving(in_flight),
+            repeats(queue, view, rows),
+        )
 
     def begin(self, queue: Queue, view: StepView, rows: Sequence[tuple[Entry, RunRow]], *, waits: bool) -> Step:
         """Grant what decodes, and say what prompts may have; `end` is called when all is granted.
