@@ -49,12 +49,17 @@ docs: .venv/.dev
 	$(PIP) install "$(TORCH)"
 	touch $@
 
-.venv/.serve: pyproject.toml .venv/.torch
-	$(PIP) install -e ".[torch]"
+# What kernels are built into: the folder where a server looks for them. Without a compiler this says so, and torch computes.
+KERNELS = $(BIN)/python -m deepinfra_kernels "$$($(BIN)/python -c 'from deepinfra.models.cache import kernel_cache_dir as d; print(d())')"
+
+.venv/.serve: pyproject.toml kernels/pyproject.toml .venv/.torch
+	$(PIP) install -e ".[torch]" -e kernels
+	$(KERNELS)
 	touch $@
 
-.venv/.dev: pyproject.toml .venv/.torch
-	$(PIP) install -e ".[dev]"
+.venv/.dev: pyproject.toml kernels/pyproject.toml .venv/.torch
+	$(PIP) install -e ".[dev]" -e kernels
+	$(KERNELS)
 	touch $@ .venv/.serve
 
 clean:

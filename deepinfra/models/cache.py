@@ -17,12 +17,17 @@ from deepinfra.errors import ModelDownloadError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("default_cache_dir", "locked", "publish", "unwritable", "workspace")
+__all__ = ("default_cache_dir", "kernel_cache_dir", "locked", "publish", "unwritable", "workspace")
 
 
 def default_cache_dir() -> Path:
     """Returns the folder for downloaded models, `~/.cache/deepinfra/models` unless `XDG_CACHE_HOME` says otherwise."""
     return platformdirs.user_cache_path("deepinfra", appauthor=False) / "models"
+
+
+def kernel_cache_dir() -> Path:
+    """Returns the folder for kernels built on this machine, `kernels` beside the models."""
+    return default_cache_dir().with_name("kernels")
 
 
 @contextmanager

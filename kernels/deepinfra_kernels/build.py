@@ -1,0 +1,179 @@
+"""Builds the libraries, once for each state of sources, flags, compiler and torch."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from deepinfra_kernels.cpu import PATHS
+
+__all__ = ("BuildError", "build", "cached", "intact")
+
+_SOURCES: Final = Path(__file__).parent / "csrc"
+
+# No -march=native: a cache folder may travel. No -ffast-math and no contraction: sums keep the order that is written.
+_FLAGS: Final = ("-O3", "-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=off", "-Wall")
+
+_PATH_FLAGS: Final[dict[str, tuple[str, ...]]] = {
+    "avx512": (
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mavx512bf16"),
+        *("-mavx2", "-mfma", "-mf16c"),
+    ),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+}
+
+_COMPILERS: Final = ("g++", "clang++", "c++")
+
+_KEPT: Final = 16
+"""Libraries kept in a cache folder, the latest: two for each of the last few states of the sources."""
+
+_SHOWN: Final = 6
+"""Lines of a compiler's complaint that an error carries; the first ones say what is wrong."""
+
+
+class BuildError(Exception):
+    """A library could not be built; the text says why, with the compiler's first lines."""
+
+
+def build(
+    path: str, cache: Path, *, compiler: str | None = None, tell: Callable[[str], None] = lambda line: None
+) -> Path:
+    """Gives the file of a path's library, building it unless it is in the cache.
+
+    What is in the cache is found without starting the compiler, also where there is none any more. Of several processes
+    one builds and the others wait for it. A library ends with the SHA-256 of what comes before, so that one that was
+    cut short or changed is seen before it is loaded, and built again.
+
+    Args:
+        path: A name of `cpu.PATHS`; the CPU need not run it.
+        cache: A folder, made if needed, that only its owner writes to: its files are executed.
+        compiler: A program; default: the first found of g++, clang++ and c++.
+        tell: Is told in one line when a build begins, for it takes seconds.
+
+    Raises:
+        BuildError: There is no compiler, it failed, or the folder cannot be written.
+    """
+    stem = _stem(path)
+    program = shutil.which(compiler) if compiler else next(filter(None, map(shutil.which, _COMPILERS)), None)
+    try:
+        if program is None:
+            if (found := cached(path, cache)) is not None:
+                return found
+            raise BuildError(f"no C++ compiler: {compiler or ', '.join(_COMPILERS)} is not installed")
+        target = cache / f"{stem}-{_digest(_version(Path(program), cache).encode())[:8]}.so"
+        if intact(target):
+            return target
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(cache / f"{stem}.lock"):
+            if not intact(target):
+                tell(f"building the {path} kernels with {program}, once")
+                _compile(program, path, target)
+                _forget_old(cache)
+    except OSError as error:
+        raise BuildError(f"{error.filename or cache}: {error.strerror or error}") from error
+    return target
+
+
+def cached(path: str, cache: Path) -> Path | None:
+    """A library that was built from these very sources, by whichever compiler; `None` if there is none."""
+    found = sorted(cache.glob(f"{_stem(path)}-*.so"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    return next(filter(intact, found), None)
+
+
+def intact(file: Path) -> bool:
+    """Whether a library is there as it was built: its last 32 bytes are the SHA-256 of the others."""
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return False
+    return len(data) > 32 and hashlib.sha256(data[:-32]).digest() == data[-32:]
+
+
+def _stem(path: str) -> str:
+    """A path's name with a digest of all that decides what is built, except the compiler."""
+    if path not in PATHS:
+        raise ValueError(f"{path!r} is not a path; known: {', '.join(PATHS)}")
+    digest = hashlib.sha256()
+    for file in sorted(_SOURCES.iterdir()):
+        if file.suffix in (".cpp", ".h"):
+            digest.update(f"{file.name}\n".encode())
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+    digest.update(" ".join((*_FLAGS, *_PATH_FLAGS[path], importlib.metadata.version("torch"))).encode())
+    return f"{path}-{digest.hexdigest()[:24]}"
+
+
+def _version(program: Path, cache: Path) -> str:
+    """The first line of `--version`, noted in the cache under the program's stat: asking costs a process."""
+    real = program.resolve()
+    stat = real.stat()
+    note = cache / f"compiler-{_digest(f'{real} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}'.encode())[:16]}.txt"
+    if note.exists():
+        return note.read_text()
+    said = _run([str(program), "--version"])
+    version = said.stdout.partition("\n")[0].strip()
+    if said.returncode or not version:
+        raise BuildError(f"{program} --version failed: {_first_lines(said.stderr)}")
+    cache.mkdir(parents=True, exist_ok=True)
+    _publish(version.encode(), note)
+    return version
+
+
+def _compile(program: str, path: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+        made = Path(folder) / "library.so"
+        flags = (*_FLAGS, *_PATH_FLAGS[path])
+        said = _run([program, *flags, "-o", str(made), str(_SOURCES / "library.cpp")])
+        if said.returncode:
+            raise BuildError(f"{program} failed on the {path} kernels:\n{_first_lines(said.stderr)}")
+        data = made.read_bytes()
+    _publish(data + hashlib.sha256(data).digest(), target)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+
+
+def _publish(data: bytes, target: Path) -> None:
+    """Writes a file that appears whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix="part-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _forget_old(cache: Path) -> None:
+    libraries = sorted(cache.glob("*.so"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    for file in libraries[_KEPT:]:
+        file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Holds a lock against other processes and threads; the kernel drops it when its holder dies."""
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _first_lines(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[:_SHOWN])
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,51 @@
+"""A built library in this process, with the signatures of its functions."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepinfra_kernels.build import build
+
+__all__ = ("Library", "load")
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One path's functions.
+
+    A call through `functions` gives up the interpreter's lock; its arguments are not checked, so only the modules of
+    this package call them.
+
+    Attributes:
+        path: `avx512` or `avx2`.
+        file: Where it was loaded from.
+        functions: With declared signatures.
+    """
+
+    path: str
+    file: Path
+    functions: ctypes.CDLL
+
+
+def load(
+    path: str, cache: Path, *, compiler: str | None = None, tell: Callable[[str], None] = lambda line: None
+) -> Library:
+    """Loads a path's library, built first if it has to be; arguments as those of `build`.
+
+    Ask `cpu.why_not` first: on a CPU that lacks an extension the process dies at the first call.
+
+    Raises:
+        BuildError: It could not be built.
+        OSError: It could not be loaded.
+    """
+    file = build(path, cache, compiler=compiler, tell=tell)
+    functions = ctypes.CDLL(str(file))
+    for part in ("linear", "decoder", "sampling"):
+        if importlib.util.find_spec(f"deepinfra_kernels.{part}") is not None:
+            importlib.import_module(f"deepinfra_kernels.{part}").declare(functions)
+    return Library(path, file, functions)
