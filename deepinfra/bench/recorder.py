@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple, Self
 
 from deepinfra.core.kv import KVLayout
-from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
+from deepinfra.core.model import Computing, ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
 from deepinfra.interfaces.given import Clock, Offload
@@ -107,6 +107,11 @@ class Recorder(Executor):
     def identity(self) -> ExecutorIdentity:
         """The inner executor's."""
         return self._inner.identity
+
+    @property
+    def computing(self) -> Computing:
+        """The inner executor's."""
+        return self._inner.computing
 
     @property
     def speed(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ("ExecutorIdentity", "ExecutorLimits")
+__all__ = ("Computing", "ExecutorIdentity", "ExecutorLimits")
 
 
 class ExecutorIdentity(NamedTuple):
@@ -18,6 +18,28 @@ class ExecutorIdentity(NamedTuple):
     kv_dtype: str
     numerics: str = "ordinary"
     adapter: str = ""
+
+
+class Computing(NamedTuple):
+    """How an executor computes, as far as the last bits of a logit depend on it; told in receipts.
+
+    Two that differ in any of these may differ in bits although model, weights and numerics are the same.
+
+    Attributes:
+        dtype: Element type in which activations enter products.
+        weights: Form in which weights are multiplied: `dense`, or `stored` for the blocks of the model's own file.
+        path: Whose kernels run: `avx512`, `avx2`, `torch`.
+        kernels: Fingerprint of their code and how it was compiled; empty for those of a library.
+        library: Library and version, such as `torch 2.13.0+cpu`.
+        machine: Kind of machine: its architecture and the extensions that decide which instructions run.
+    """
+
+    dtype: str
+    weights: str = "dense"
+    path: str = ""
+    kernels: str = ""
+    library: str = ""
+    machine: str = ""
 
 
 class ExecutorLimits(NamedTuple):

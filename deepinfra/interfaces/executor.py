@@ -8,7 +8,7 @@ from typing import Protocol
 
 from deepinfra.core.ids import BlockId
 from deepinfra.core.kv import KVLayout
-from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
+from deepinfra.core.model import Computing, ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.errors import ExecutorError
 from deepinfra.interfaces.component import Component
@@ -70,8 +70,8 @@ class KVMemory(ABC):
 class Executor(Component):
     """Runs steps in the order submitted.
 
-    `provides`, `layout` and `identity` are valid after construction (headers only), `limits` and `memory` inside
-    `async with`. After `ExecutorLost` the object is left and entered again, with empty memory.
+    `provides`, `layout` and `identity` are valid after construction (headers only), `limits`, `memory` and `computing`
+    inside `async with`. After `ExecutorLost` the object is left and entered again, with empty memory.
 
     Capabilities in `provides`: `batch-invariant` (a sequence's bits do not depend on its batch), `drafts` (verifies
     `WorkItem.drafts`), `logprobs`, `masks`, `media`, `sampling` (all of `SamplingParams`), `placement`, `repeat`
@@ -95,6 +95,14 @@ class Executor(Component):
     @abstractmethod
     def identity(self) -> ExecutorIdentity:
         """What decides the bits it writes."""
+
+    @property
+    def computing(self) -> Computing:
+        """How it computes; valid inside `async with`, as what runs may be known only then.
+
+        Default: all that `identity` says of it.
+        """
+        return Computing(self.identity.kv_dtype)
 
     @property
     def speed(self) -> str:

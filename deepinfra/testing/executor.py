@@ -95,14 +95,16 @@ class ExecutorConformance(WindowLaws, RepeatLaws):
                 assert set(memory.slot(index)) == {index % 251 + 1}
 
     async def test_it_can_be_entered_again(self) -> None:
-        """After leaving, the same object serves the same text, and remembers no sequence."""
+        """After leaving, the same object computes in the same way, serves the same text, and remembers no sequence."""
         executor = self.make()
-        texts = []
+        texts, computing = [], set()
         for _ in range(2):
             async with executor:
+                computing.add(executor.computing)
                 host = Host(executor)
                 texts.append(await host.generate(host.line(self.prompts(executor, 1)[0]), self.new_tokens))
         assert texts[0] == texts[1]
+        assert len(computing) == 1
 
     async def test_foreign_staging_is_used_or_refused(self) -> None:
         """`use_staging` places the slots in the buffer, and as many as fit; or raises `ExecutorError`."""

@@ -10,7 +10,7 @@ from typing import Self
 
 from deepinfra.core.ids import BlockId, SeqId
 from deepinfra.core.kv import KVLayout
-from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
+from deepinfra.core.model import Computing, ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, SeqFailure, StepPlan, StepResult
 from deepinfra.errors import ExecutorLost, StepFailed
 from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
@@ -98,6 +98,7 @@ class FlakyExecutor(Executor):
         most: int = 2,
     ) -> None:
         self.inner, self._rng, self._rate, self._kinds, self._most = inner, rng, rate, tuple(kinds), most
+        self.depth = inner.depth
         self.injected: Counter[str] = Counter()
         self.lost = False
         self.hit = 0
@@ -116,6 +117,11 @@ class FlakyExecutor(Executor):
     def identity(self) -> ExecutorIdentity:
         """The inner executor's."""
         return self.inner.identity
+
+    @property
+    def computing(self) -> Computing:
+        """The inner executor's."""
+        return self.inner.computing
 
     @property
     def limits(self) -> ExecutorLimits:

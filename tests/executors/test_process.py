@@ -175,6 +175,12 @@ async def test_a_crash_at_start_names_the_exit_code(capfd: pytest.CaptureFixture
     assert out == ""
 
 
+async def test_how_it_computes_is_what_the_child_says() -> None:
+    async with process() as executor:
+        assert executor.computing.path == "child"
+        assert executor.computing.dtype == executor.identity.kv_dtype
+
+
 async def test_a_child_that_never_gets_ready_is_given_up() -> None:
     with pytest.raises(ExecutorLost, match=r"not ready within 0.5 s"):
         async with process("slow-start", start_timeout_s=0.5):

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+from deepinfra.core.model import Computing
 from deepinfra.core.step import StepPlan
 from deepinfra.errors import ExecutorLost, UnsupportedModelError
 from deepinfra.executors.process import serve_child
@@ -20,6 +21,10 @@ class FaultyToy(ToyExecutor):
     def __init__(self, fault: str, at: int, **options: int) -> None:
         super().__init__(**options)
         self.fault, self.at = fault, at
+
+    @property
+    def computing(self) -> Computing:
+        return super().computing._replace(path="child")
 
     def use_staging(self, buffer: memoryview) -> None:
         if self.fault == "refuse":

@@ -14,7 +14,7 @@ import msgspec
 
 from deepinfra.core.ids import BlockId
 from deepinfra.core.kv import KVLayout
-from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
+from deepinfra.core.model import Computing, ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 
 __all__ = (
@@ -76,6 +76,7 @@ class Ready(_Message, frozen=True, tag=16):
     layout: KVLayout
     identity: ExecutorIdentity
     provides: frozenset[str]
+    computing: Computing
 
 
 class NotStarted(_Message, frozen=True, tag=17):

@@ -77,7 +77,8 @@ async def _serve(executor: Executor, channel: Channel[Request], staging: memoryv
         executor.use_staging(staging)
         async with executor:
             entered = True
-            channel.send(Ready(executor.limits, executor.layout, executor.identity, executor.provides - {"repeat"}))
+            provides = executor.provides - {"repeat"}
+            channel.send(Ready(executor.limits, executor.layout, executor.identity, provides, executor.computing))
             await channel.flush()
             async with anyio.create_task_group() as tasks:
                 await _Service(executor, channel, tasks).run()

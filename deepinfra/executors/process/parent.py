@@ -17,7 +17,7 @@ from anyio.abc import Process, TaskGroup
 
 from deepinfra.core.ids import BlockId
 from deepinfra.core.kv import KVLayout
-from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
+from deepinfra.core.model import Computing, ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.errors import DeepinfraError, ExecutorLost, ModelError, StepFailed
 from deepinfra.executors.process.channel import (
@@ -87,6 +87,11 @@ class ProcessExecutor(Executor):
         return self._inner.identity
 
     @property
+    def computing(self) -> Computing:
+        """See `Executor.computing`; as the child reported it."""
+        return self._computing
+
+    @property
     def speed(self) -> str:
         """See `Executor.speed`; as the inner executor says."""
         return self._inner.speed
@@ -118,13 +123,13 @@ class ProcessExecutor(Executor):
                 child = _Child(process, channel, self._step_timeout_s)
                 ready = await child.start(self._start_timeout_s)
                 self._check(ready)
-                self._limits, self._child = ready.limits, child
+                self._limits, self._computing, self._child = ready.limits, ready.computing, child
                 self._memory = _SharedSlots(child, staging, stride)
                 try:
                     async with child.running():
                         yield self
                 finally:
-                    del self._limits, self._child, self._memory
+                    del self._limits, self._computing, self._child, self._memory
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """See `Executor.submit`."""

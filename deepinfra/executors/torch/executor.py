@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import threading
@@ -14,11 +15,12 @@ import anyio
 
 from deepinfra.core.ids import BlockId
 from deepinfra.core.kv import KVGroup, KVLayout
-from deepinfra.core.model import ExecutorIdentity, ExecutorLimits
+from deepinfra.core.model import Computing, ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.errors import ConfigError, ExecutorError, ExecutorLost, UnsupportedModelError
 from deepinfra.executors.torch.config import decoder_config
 from deepinfra.executors.torch.decoder import DecoderConfig
+from deepinfra.executors.torch.machine import machine_kind
 from deepinfra.executors.torch.plan import MemoryPlan, available_nbytes, check_fits, plan_memory, window_reach
 from deepinfra.executors.torch.weights.headers import check_headers
 from deepinfra.executors.torch.worker import Job, Worker
@@ -169,6 +171,12 @@ class TorchExecutor(Executor):
             check_fits(self.memory_plan(), self._block_size)
             self._weights = self._model.fingerprint()
         return ExecutorIdentity(model=self._model.name, weights=self._weights, kv_dtype=self._dtype)
+
+    @property
+    def computing(self) -> Computing:
+        """See `Executor.computing`."""
+        library = f"torch {importlib.metadata.version('torch')}"
+        return Computing(self._dtype, path="torch", library=library, machine=machine_kind())
 
     @property
     def speed(self) -> str:
