@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from deepinfra.executors.torch.decoder import DecoderConfig
+from deepinfra.executors.torch.eager import Eager
 from deepinfra.executors.torch.families.decoder import Decoder
 from deepinfra.executors.torch.kv import PagedKV
 from deepinfra.executors.torch.ops import warm_allocator
@@ -37,7 +38,7 @@ def load(
     warm_allocator()
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     with torch.inference_mode():
-        model = Decoder(config, WeightReader(tensors, kind, checkpoint), kind)
-        kv = PagedKV(config, kind, num_blocks, block_size)
-        windows = Windows(config, kind, num_pages, block_size) if config.sliding else None
-    return Runner(model, kv, windows, slot, now, kind), kv
+        decoder = Decoder(config, WeightReader(tensors, kind, checkpoint), kind)
+    kv = PagedKV(config, kind, num_blocks, block_size)
+    windows = Windows(config, kind, num_pages, block_size) if config.sliding else None
+    return Runner(Eager(decoder, kv, windows, kind), config, kv, windows, slot, now), kv

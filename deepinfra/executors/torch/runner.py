@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from deepinfra.core.ids import Epoch, SeqId
@@ -23,11 +22,12 @@ from deepinfra.core.step import (
     WorkItem,
 )
 from deepinfra.errors import ExecutorError, StepFailed
-from deepinfra.executors.torch.batch import Batch, Rows, build_batch
-from deepinfra.executors.torch.families.decoder import Decoder
-from deepinfra.executors.torch.kv import PagedKV
-from deepinfra.executors.torch.sampler import Drawn, Row, sample
-from deepinfra.executors.torch.windows import Window, Windows
+from deepinfra.executors.torch.blocks import KVBlocks
+from deepinfra.executors.torch.decoder import DecoderConfig
+from deepinfra.executors.torch.rows import Drawn, Row, Rows, StepModel
+
+if TYPE_CHECKING:
+    from deepinfra.executors.torch.windows import Window, Windows
 
 __all__ = ("Runner",)
 
@@ -70,6 +70,7 @@ class Runner:
 
     Args:
         model: With its weights.
+        config: What it is made of.
         kv: Its blocks.
         windows: Its sequences' windows, if it has layers that keep them.
         slot: Gives a staging slot's bytes.
@@ -78,20 +79,19 @@ class Runner:
 
     def __init__(
         self,
-        model: Decoder,
-        kv: PagedKV,
+        model: StepModel,
+        config: DecoderConfig,
+        kv: KVBlocks,
         windows: Windows | None,
         slot: Callable[[int], memoryview],
         now: Callable[[], float],
-        dtype: torch.dtype,
     ) -> None:
-        self._model, self._kv, self._slot, self._now, self._dtype = model, kv, slot, now, dtype
-        self._windows, self._sizes = windows, tuple(sorted(set(model.config.windows)))
+        self._model, self._config, self._kv, self._windows = model, config, kv, windows
+        self._slot, self._now = slot, now
         self._seqs: dict[SeqId, _Seq] = {}
         # Blocks that may hold numbers that are not finite; zeroed before another sequence writes to them.
         self._tainted: set[int] = set()
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan, masks: Callable[[], MaskRows]) -> StepResult:
         """Run one step; `masks` waits for the masks of a masked plan.
 
@@ -110,7 +110,7 @@ class Runner:
                 outputs = self._compute(work, masks if plan.masked else None, failed)
         except ExecutorError:
             raise
-        except Exception as error:  # torch raises what it likes; the thread and the other sequences live on
+        except Exception as error:  # what computes raises what it likes; the thread and the other sequences live on
             raise StepFailed([item.seq for item in plan.items], f"{type(error).__name__}: {error}") from error
         return StepResult(plan.step, outputs, self._now() - began, tuple(failed))
 
@@ -162,7 +162,7 @@ class Runner:
             self._tainted -= tainted
 
     def _why_not(self, opened: SeqOpen) -> str:
-        vocab = self._model.config.vocab_size
+        vocab = self._config.vocab_size
         if not opened.tokens:
             return "it has no tokens"
         if min(opened.tokens) < 0 or max(opened.tokens) >= vocab:
@@ -188,7 +188,7 @@ class Runner:
         if not fits or not 0 <= item.start < min(end, known):
             why = f"positions {item.start}..{end} with {drafts} drafts do not fit {known} tokens"
             raise StepFailed([item.seq], why)
-        if end > self._model.config.max_positions or end > len(seq.table) * self._kv.block_size:
+        if end > self._config.max_positions or end > len(seq.table) * self._kv.block_size:
             raise StepFailed([item.seq], f"position {end - 1} has no block, or is beyond the model's positions")
         if self._windows is not None:
             seq.window = seq.window or self._windows.open(item.start)
@@ -197,10 +197,11 @@ class Runner:
         tokens = seq.tokens[item.start : end]
         if item.drafts:
             # A draft outside the vocabulary is never accepted; any token stands in for it.
-            vocab = self._model.config.vocab_size
+            vocab = self._config.vocab_size
             guesses = [draft if 0 <= draft < vocab else 0 for draft in item.drafts]
             tokens = np.concatenate((tokens, np.array(guesses, np.int64)))
-        return _Work(item, seq, Rows(tokens, item.start, item.write_from, seq.table, seq.window))
+        wanted = drafts + 1 if item.samples else 0
+        return _Work(item, seq, Rows(tokens, item.start, item.write_from, seq.table, seq.window, wanted))
 
     def _compute(
         self, work: Sequence[_Work], masks: Callable[[], MaskRows] | None, failed: list[SeqFailure]
@@ -208,27 +209,15 @@ class Runner:
         for one in work:
             if self._windows is not None and one.seq.window is not None:
                 self._windows.reserve(one.seq.window, one.item.start + one.item.length)
-        batch = build_batch([one.rows for one in work], self._kv, self._sizes, self._dtype, self._windows)
-        hidden = self._model.forward(batch)
-        finite = torch.isfinite(hidden.sum(-1)).tolist()
-        sampling: list[int] = []  # rows that sample, each item's together
-        rows: list[Row] = []
-        allowed = _unpack(masks(), self._model.config.vocab_size) if masks is not None else {}
-        for index, one in enumerate(work):
-            if one.item.samples:
-                last = batch.first[index] + one.item.length
-                sampling.extend(range(last - len(one.item.drafts) - 1, last))
-                rows.extend(_rows(one, allowed.get(one.item.seq)))
-        drawn: list[Drawn] = []
-        if sampling:
-            chosen = hidden if len(sampling) == len(hidden) and sampling == sorted(sampling) else hidden[sampling]
-            drawn = sample(self._model.logits(chosen), rows)
-        return self._conclude(work, batch, finite, drawn, failed)
+        finite = self._model.compute([one.rows for one in work])
+        allowed = _unpack(masks(), self._config.vocab_size) if masks is not None else {}
+        rows = [row for one in work if one.item.samples for row in _rows(one, allowed.get(one.item.seq))]
+        drawn = self._model.sample(rows) if rows else ()
+        return self._conclude(work, finite, drawn, failed)
 
     def _conclude(
         self,
         work: Sequence[_Work],
-        batch: Batch,
         finite: Sequence[bool],
         drawn: Sequence[Drawn],
         failed: list[SeqFailure],
@@ -236,11 +225,11 @@ class Runner:
         """Verify drafts and take the tokens; nothing after this can fail."""
         outputs: list[SeqOutput] = []
         at = 0
-        for index, one in enumerate(work):
-            item, first = one.item, batch.first[index]
+        for one, fine in zip(work, finite, strict=True):
+            item = one.item
             own = drawn[at : at + len(item.drafts) + 1] if item.samples else ()
             at += len(own)
-            if not all(finite[first : first + item.length]):
+            if not fine:
                 self._tainted.update(one.seq.table)
                 one.seq.error = "the model's numbers are not finite"
                 failed.append(SeqFailure(item.seq, one.seq.error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +11,9 @@ from torch import Tensor
 
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.core.step import TokenProbs
+from deepinfra.executors.torch.rows import Drawn, Row
 
-__all__ = ("Drawn", "Row", "sample")
+__all__ = ("sample",)
 
 _CANDIDATES = 512
 """Likeliest tokens looked at first for top_p and min_p; the whole vocabulary is sorted only for rows that need more."""
@@ -22,31 +22,6 @@ _TINY = float(np.finfo(np.float32).tiny)
 """A temperature that float32 would round to 0, which divides to NaN, is taken as this, as near to greedy as can be."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
-
-
-class Row(NamedTuple):
-    """How one row of logits becomes a token.
-
-    Attributes:
-        key: The draw's `stream_key`; greedy rows do not use it.
-        history: Tokens before the one drawn, prompt included.
-        prompt_len: Where the output begins in `history`.
-        allowed: Mask over the vocabulary; `None` allows all.
-    """
-
-    params: SamplingParams
-    key: int
-    history: NDArray[np.int64]
-    prompt_len: int
-    allowed: NDArray[np.bool_] | None = None
-
-
-class Drawn(NamedTuple):
-    """A token, its probabilities if they were asked for, or why there is none (`failed`)."""
-
-    token: int
-    probs: TokenProbs | None = None
-    failed: str = ""
 
 
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[Drawn]:

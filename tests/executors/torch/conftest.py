@@ -12,11 +12,12 @@ import pytest
 import torch
 import transformers
 
-from deepinfra.executors.torch.batch import Rows, build_batch
+from deepinfra.executors.torch.batch import build_batch
 from deepinfra.executors.torch.config import decoder_config
 from deepinfra.executors.torch.families.decoder import Decoder
 from deepinfra.executors.torch.kv import PagedKV
 from deepinfra.executors.torch.plan import window_pages
+from deepinfra.executors.torch.rows import Rows
 from deepinfra.executors.torch.weights.read import WeightReader
 from deepinfra.executors.torch.windows import Window, Windows
 from deepinfra.models import open_model

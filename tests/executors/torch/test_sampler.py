@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from deepinfra.core.sampling import Purpose, SamplingParams, stream_key, token_uniform
-from deepinfra.executors.torch.sampler import Row, sample
+from deepinfra.executors.torch.rows import Row
+from deepinfra.executors.torch.sampler import sample
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -11,10 +11,11 @@ import transformers
 
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.executors.torch import TorchExecutor
-from deepinfra.executors.torch.batch import Rows, build_batch
+from deepinfra.executors.torch.batch import build_batch
 from deepinfra.executors.torch.config import decoder_config
 from deepinfra.executors.torch.families.decoder import Decoder
 from deepinfra.executors.torch.kv import PagedKV
+from deepinfra.executors.torch.rows import Rows
 from deepinfra.executors.torch.weights.read import WeightReader
 from deepinfra.models import Model, open_model
 from deepinfra.testing.host import Host
