@@ -83,7 +83,7 @@ class Pool(AsyncContextManagerMixin):
         snapshots: Where snapshots of windows are kept.
 
     Attributes:
-        limits: The executor's; while a lost one is replaced, and after the pool gave up, those of its last life.
+        limits: The executor's, like `computing`; while a lost one is replaced, or the pool gave up, of its last life.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Pool(AsyncContextManagerMixin):
             try:
                 with collapsed():
                     async with self.executor, anyio.create_task_group() as tasks:
-                        self.limits = self.executor.limits
+                        self.limits, self.computing = self.executor.limits, self.executor.computing
                         self._windows = window_plan(self.executor.layout, self.replay, self.limits.grid)
                         self._stepper = stepper = self._new_stepper(tasks)
                         if self._saver is not None:
