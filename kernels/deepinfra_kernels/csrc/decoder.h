@@ -1,0 +1,407 @@
+// A whole step of a decoder: from tokens to logits, all phases of all layers on one pool.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "linear.h"
+#include "plan.h"
+#include "pool.h"
+#include "rope.h"
+
+namespace di {
+
+struct Layer {
+  Matrix query, key, value, output, gate, up, down;
+  const float *before, *between;               // weights of the norms before attention and before the gated layer
+  const float *query_norm, *key_norm;          // [dim], or null
+  const float *after_attention, *after_gated;  // of what is added to the residual stream, or null
+};
+
+struct Model {
+  int64_t layers, hidden, heads, kv_heads, dim, inner, vocab;
+  int64_t window;  // positions that a row sees, its own included; 0: all
+  const Layer* layer;
+  Matrix head;
+  const float* last;  // weight of the last norm
+  const void* embedding;
+  int embedding_source, activation;
+  float embedding_scale, eps, query_scale, rope_factor;
+  const float* frequencies;  // [dim / 2]
+};
+
+// What the time of a step is told by.
+enum class Part : int { kEmbed, kNorm, kQKV, kWrite, kAttention, kOutput, kGated, kDown, kHead, kParts };
+
+class Decoder {
+ public:
+  Decoder(const Model& model, const Cache& cache, int threads, int64_t max_rows)
+      : model_(model),
+        layers_(model.layer, model.layer + model.layers),
+        frequencies_(model.frequencies, model.frequencies + model.dim / 2),
+        cache_(cache),
+        group_(model.heads / model.kv_heads),
+        qkv_width_((model.heads + 2 * model.kv_heads) * model.dim),
+        max_rows_(max_rows),
+        pool_(threads),
+        x_(max_rows * model.hidden),
+        y_(max_rows * model.hidden),
+        qkv_(max_rows * qkv_width_),
+        mixed_(max_rows * model.heads * model.dim),
+        inner_(max_rows * model.inner),
+        turns_(max_rows * model.dim),
+        partials_(model.kv_heads * Plan::kPartialFloats),
+        inputs_(*this, max_rows),
+        remaining_(new std::atomic<int64_t>[max_rows * model.kv_heads]) {
+    for (int thread = 0; thread < pool_.threads(); ++thread) own_.push_back(std::make_unique<Own>(*this));
+  }
+
+  int64_t max_rows() const { return max_rows_; }
+  const Model& model() const { return model_; }
+  const Cache& cache() const { return cache_; }
+  const double* seconds() const { return seconds_; }
+
+  void step(const Step& step) {
+    step_ = step;
+    plan_.make(step, group_, model_.dim, model_.kv_heads, model_.window, pool_.threads());
+    for (size_t i = 0; i < plan_.merges.size() * model_.kv_heads; ++i) {
+      const Merge& merge = plan_.merges[i / model_.kv_heads];
+      remaining_[i].store(merge.last - merge.first + 1, std::memory_order_relaxed);
+    }
+    std::fill_n(seconds_, int(Part::kParts), 0.0);
+    for (auto& own : own_) own->ready = -1;
+    since_ = std::chrono::steady_clock::now();
+    part_ = Part::kEmbed;
+    pool_.run_phases(3 + kStages * model_.layers, *this);
+    clock(Part::kEmbed);
+  }
+
+  // For the pool: how many tasks a phase has.
+  int64_t begin(int64_t phase) {
+    const int64_t rows = step_.rows, spans = (rows + Plan::kSpanRows - 1) / Plan::kSpanRows;
+    const bool alone = rows <= kAlone;
+    const auto product = [&](Part part, int64_t tiles_, int64_t rows_) {
+      grid_ = Grid(tiles_, rows_, kRows, pool_.threads());
+      return phase_of(part, grid_.tasks());
+    };
+    if (phase == 0) return phase_of(Part::kEmbed, spans);
+    const Stage stage = stage_of(phase);
+    if (stage == kPrepareHead) return phase_of(Part::kNorm, step_.wanted <= kAlone ? 0 : step_.wanted);
+    if (stage == kHead) return product(Part::kHead, tiles(model_.head), step_.wanted) + spans;
+    const Layer& layer = layers_[layer_of(phase)];
+    switch (stage) {
+      case kNormAttention:
+      case kNormGated: return phase_of(Part::kNorm, alone ? 0 : rows);
+      case kQKV: return product(Part::kQKV, tiles(layer.query) + tiles(layer.key) + tiles(layer.value), rows);
+      case kWrite: return phase_of(Part::kWrite, int64_t(plan_.spans.size()));
+      case kAttend: return phase_of(Part::kAttention, int64_t(plan_.attention.size()) * model_.kv_heads);
+      case kPrepareOutput:
+      case kPrepareDown: return phase_of(Part::kNorm, alone ? 0 : rows);
+      case kOutput: return product(Part::kOutput, tiles(layer.output), rows);
+      case kAfterAttention: return phase_of(Part::kNorm, layer.after_attention ? rows : 0);
+      case kGated: return product(Part::kGated, tiles(layer.gate), rows);
+      case kDown: return product(Part::kDown, tiles(layer.down), rows);
+      case kAfterGated: return phase_of(Part::kNorm, layer.after_gated ? rows : 0);
+      default: return 0;
+    }
+  }
+
+  // For the pool: one task of a phase.
+  void task(int64_t phase, int64_t task, int thread) {
+    Own& own = *own_[thread];
+    if (phase == 0) return embed(task);
+    const Stage stage = stage_of(phase);
+    if (stage == kPrepareHead) return prepare_head(own, inputs_, task);
+    if (stage == kHead) return head(own, phase, task);
+    const int64_t index = layer_of(phase);
+    const Layer& layer = layers_[index];
+    switch (stage) {
+      case kNormAttention: return norm(own, inputs_, layer.before, forms_qkv(layer), task);
+      case kQKV: return multiply_qkv(own, layer, phase, task);
+      case kWrite: return write_span(own, layer, index, plan_.spans[task]);
+      case kAttend: return attend(own, layer, index, task);
+      case kPrepareOutput: return prepare(inputs_, form(layer.output), mixed_ + task * width(), width(), task);
+      case kOutput: return add_product(own, layer.output, layer.after_attention, mixed_.get(), width(), phase, task);
+      case kAfterAttention: return add_normed(own, layer.after_attention, task);
+      case kNormGated: return norm(own, inputs_, layer.between, forms_gated(layer), task);
+      case kGated: return multiply_gated(own, layer, phase, task);
+      case kPrepareDown: return prepare(inputs_, form(layer.down), inner_ + task * model_.inner, model_.inner, task);
+      case kDown: return add_product(own, layer.down, layer.after_gated, inner_.get(), model_.inner, phase, task);
+      case kAfterGated: return add_normed(own, layer.after_gated, task);
+      default: return;
+    }
+  }
+
+ private:
+  // Up to so many rows every thread prepares a product's inputs for itself: another phase would take longer.
+  static constexpr int64_t kAlone = 8;
+
+  enum Stage : int {
+    kNormAttention, kQKV, kWrite, kAttend, kPrepareOutput, kOutput, kAfterAttention,
+    kNormGated, kGated, kPrepareDown, kDown, kAfterGated, kStages, kPrepareHead, kHead
+  };
+
+  // Prepared rows, in each form that a matrix of the model takes.
+  struct Inputs {
+    Buffer<char> form[3];
+
+    Inputs(const Decoder& of, int64_t rows) {
+      const int64_t widest = std::max({of.model_.hidden, of.width(), of.model_.inner});
+      for (int i = 0; i < 3; ++i) form[i] = Buffer<char>(rows * input_nbytes(Compute(i), widest));
+    }
+    char* of(Compute compute) const { return form[int(compute)].get(); }
+  };
+
+  // What one thread has for itself.
+  struct Own {
+    Attention attention;
+    Inputs inputs;
+    Buffer<float> normed, tile, heads;
+    int64_t ready = -1;  // the phase that `inputs` are of
+
+    explicit Own(const Decoder& of)
+        : attention(of.group_, of.model_.dim, of.cache_.bf16),
+          inputs(of, kAlone),
+          normed(of.model_.hidden),
+          tile(2 * kRows * kTile),
+          heads(2 * of.model_.dim) {}
+  };
+
+  int64_t width() const { return model_.heads * model_.dim; }
+  Stage stage_of(int64_t phase) const {
+    const int64_t behind = phase - 1 - kStages * model_.layers;
+    return behind < 0 ? Stage((phase - 1) % kStages) : Stage(kPrepareHead + behind);
+  }
+  static int64_t layer_of(int64_t phase) { return (phase - 1) / kStages; }
+
+  void clock(Part next) {
+    const auto now = std::chrono::steady_clock::now();
+    seconds_[int(part_)] += std::chrono::duration<double>(now - since_).count();
+    since_ = now;
+    part_ = next;
+  }
+  int64_t phase_of(Part part, int64_t tasks) {
+    if (tasks > 0) clock(part);
+    return tasks;
+  }
+
+  static int form(const Matrix& m) { return 1 << int(m.compute); }
+  static int forms_qkv(const Layer& l) { return form(l.query) | form(l.key) | form(l.value); }
+  static int forms_gated(const Layer& l) { return form(l.gate) | form(l.up); }
+
+  static void prepare(const Inputs& to, int forms, const float* x, int64_t n, int64_t row) {
+    for (int i = 0; i < 3; ++i) {
+      if (forms >> i & 1) prepare_row(Compute(i), x, n, to.of(Compute(i)) + row * input_nbytes(Compute(i), n));
+    }
+  }
+
+  void norm(Own& own, const Inputs& to, const float* weight, int forms, int64_t row) {
+    norm_row(x_ + row * model_.hidden, weight, model_.eps, model_.hidden, own.normed.get());
+    prepare(to, forms, own.normed.get(), model_.hidden, row);
+  }
+
+  // The inputs of a product: everybody's, or with few rows the thread's own, made at its first task of the phase.
+  template <class F>
+  const Inputs& inputs(Own& own, int64_t rows, int64_t phase, F make) {
+    if (rows > kAlone) return inputs_;
+    if (own.ready != phase) {
+      for (int64_t row = 0; row < rows; ++row) make(row);
+      own.ready = phase;
+    }
+    return own.inputs;
+  }
+
+  void embed(int64_t span) {
+    const int64_t last = std::min(step_.rows, (span + 1) * Plan::kSpanRows);
+    for (int64_t row = span * Plan::kSpanRows; row < last; ++row) {
+      float* x = x_ + row * model_.hidden;
+      embed_row(model_.embedding_source, model_.embedding, step_.tokens[row], model_.hidden, x);
+      if (model_.embedding_scale != 1) {
+        for (int64_t i = 0; i < model_.hidden; ++i) x[i] *= model_.embedding_scale;
+      }
+      rope_angles(plan_.positions[row], frequencies_.data(), model_.rope_factor, model_.dim / 2,
+                  turns_ + row * model_.dim);
+    }
+  }
+
+  void multiply_qkv(Own& own, const Layer& layer, int64_t phase, int64_t task) {
+    const Inputs& from = inputs(own, step_.rows, phase, [&](int64_t row) {
+      norm(own, own.inputs, layer.before, forms_qkv(layer), row);
+    });
+    const Matrix* const parts[] = {&layer.query, &layer.key, &layer.value};
+    const int64_t row = grid_.row(task), count = grid_.count(task);
+    for (int64_t at = grid_.first(task); at < grid_.last(task); ++at) {
+      int64_t tile = at, column = 0;
+      const Matrix* const* part = parts;
+      for (; tile >= tiles(**part); ++part) tile -= tiles(**part), column += (*part)->out;
+      matmul_tile(**part, from.of((*part)->compute), row, count, tile, qkv_ + column, qkv_width_);
+    }
+  }
+
+  void write_row(Own& own, const Layer& layer, const Sequence& seq, const Cells& cells, int64_t head, int64_t at) {
+    if (seq.start + at < seq.write_from) return;
+    const float* row = qkv_ + (seq.row + at) * qkv_width_;
+    const int64_t dim = model_.dim;
+    float* key = own.heads + dim;
+    turn(own, row + (model_.heads + head) * dim, layer.key_norm, seq.row + at, 1.0f, key);
+    cells.write(seq.start + at, key, row + (model_.heads + model_.kv_heads + head) * dim);
+  }
+
+  // A query's or key's norm and rotation.
+  void turn(Own& own, const float* x, const float* weight, int64_t row, float scale, float* y) {
+    if (weight) {
+      norm_row(x, weight, model_.eps, model_.dim, own.heads.get());
+      x = own.heads.get();
+    }
+    rope_rotate(x, turns_ + row * model_.dim, model_.dim / 2, scale, y);
+  }
+
+  void write_span(Own& own, const Layer& layer, int64_t index, const Span& span) {
+    const Sequence& seq = plan_.seqs[span.seq];
+    for (int64_t head = 0; head < model_.kv_heads; ++head) {
+      const Cells cells(cache_, index, head, seq.table);
+      for (int64_t at = span.at; at < span.at + span.rows; ++at) write_row(own, layer, seq, cells, head, at);
+    }
+  }
+
+  void attend(Own& own, const Layer& layer, int64_t index, int64_t task) {
+    const AttentionTask& todo = plan_.attention[task / model_.kv_heads];
+    const int64_t head = task % model_.kv_heads, dim = model_.dim;
+    const Sequence& seq = plan_.seqs[todo.seq];
+    const Cells cells(cache_, index, head, seq.table);
+    const Tile tile{seq.start + todo.at, todo.positions, group_, model_.window, seq.end()};
+    if (todo.positions == seq.rows) {  // its only tile: keys and values are written here, each by the one who reads it
+      int64_t from = seq.start, to = seq.end();
+      if (todo.split >= 0) from = std::max(from, todo.split * kSplit), to = std::min(to, (todo.split + 1) * kSplit);
+      for (int64_t position = from; position < to; ++position) {
+        write_row(own, layer, seq, cells, head, position - seq.start);
+      }
+    }
+    Attention& attention = own.attention;
+    for (int64_t row = 0; row < tile.rows(); ++row) {
+      const int64_t at = seq.row + todo.at + row / group_;
+      const float* query = qkv_ + at * qkv_width_ + (head * group_ + row % group_) * dim;
+      float* turned = own.heads + dim;
+      turn(own, query, layer.query_norm, at, model_.query_scale * kLog2E, turned);
+      attention.query(row, turned);
+    }
+    if (todo.split >= 0 && !attend_split(attention, cells, tile, todo, head)) return;
+    if (todo.split < 0) {
+      attention.open(tile.rows());
+      for (int64_t split = tile.first_split(); split <= tile.last_split(); ++split) {
+        attention.split(cells, tile, split, attention.own());
+        attention.merge(tile.rows(), attention.own());
+      }
+    }
+    for (int64_t row = 0; row < tile.rows(); ++row) {
+      attention.close(row, mixed_ + (seq.row + todo.at + row / group_) * width() + (head * group_ + row % group_) * dim);
+    }
+  }
+
+  // Computes one split; true if all others of the tile are done and merged here.
+  bool attend_split(Attention& attention, const Cells& cells, const Tile& tile, const AttentionTask& todo, int64_t head) {
+    float* memory = partials_ + head * Plan::kPartialFloats;
+    const int64_t rows = tile.rows(), floats = Partial::floats(rows, model_.dim);
+    attention.split(cells, tile, todo.split, Partial::at(memory + todo.partial, rows));
+    const Merge& merge = plan_.merges[todo.merge];
+    std::atomic<int64_t>& remaining = remaining_[todo.merge * model_.kv_heads + head];
+    if (remaining.fetch_sub(1, std::memory_order_acq_rel) > 1) return false;
+    remaining.store(merge.last - merge.first + 1, std::memory_order_relaxed);  // for the next layer
+    attention.open(rows);
+    for (int64_t split = merge.first; split <= merge.last; ++split) {
+      attention.merge(rows, Partial::at(memory + merge.partial + (split - merge.first) * floats, rows));
+    }
+    return true;
+  }
+
+  // x += product, or y = product where it is normalised before it is added.
+  void add_product(Own& own, const Matrix& m, const float* after, const float* from, int64_t n, int64_t phase, int64_t task) {
+    const Inputs& in = inputs(own, step_.rows, phase, [&](int64_t row) {
+      prepare(own.inputs, form(m), from + row * n, n, row);
+    });
+    const int64_t row = grid_.row(task), count = grid_.count(task), hidden = model_.hidden;
+    for (int64_t tile = grid_.first(task); tile < grid_.last(task); ++tile) {
+      matmul_tile(m, in.of(m.compute), row, count, tile, y_.get(), hidden);
+      if (after) continue;
+      const int64_t column = tile * kTile, columns = std::min(kTile, hidden - column);
+      for (int64_t r = row; r < row + count; ++r) {
+        float* x = x_ + r * hidden + column;
+        const float* y = y_ + r * hidden + column;
+        for (int64_t i = 0; i < columns; ++i) x[i] += y[i];
+      }
+    }
+  }
+
+  void add_normed(Own& own, const float* weight, int64_t row) {
+    const int64_t hidden = model_.hidden;
+    norm_row(y_ + row * hidden, weight, model_.eps, hidden, own.normed.get());
+    for (int64_t i = 0; i < hidden; ++i) x_[row * hidden + i] += own.normed[i];
+  }
+
+  void multiply_gated(Own& own, const Layer& layer, int64_t phase, int64_t task) {
+    const Inputs& in = inputs(own, step_.rows, phase, [&](int64_t row) {
+      norm(own, own.inputs, layer.between, forms_gated(layer), row);
+    });
+    const int64_t row = grid_.row(task), count = grid_.count(task);
+    float *gate = own.tile.get(), *up = own.tile + kRows * kTile;
+    for (int64_t tile = grid_.first(task); tile < grid_.last(task); ++tile) {
+      const int64_t column = tile * kTile, columns = std::min(kTile, model_.inner - column);
+      const auto multiply = [&](const Matrix& m, float* to) {
+        const char* from = in.of(m.compute) + row * input_nbytes(m.compute, m.in);
+        matmul_tile(m, from, 0, count, tile, to - column, kTile);
+      };
+      multiply(layer.gate, gate);
+      multiply(layer.up, up);
+      for (int64_t r = 0; r < count; ++r) {
+        gate_row(model_.activation, gate + r * kTile, up + r * kTile, columns,
+                 inner_ + (row + r) * model_.inner + column);
+      }
+    }
+  }
+
+  void prepare_head(Own& own, const Inputs& to, int64_t index) {
+    norm_row(x_ + step_.wanted_rows[index] * model_.hidden, model_.last, model_.eps, model_.hidden, own.normed.get());
+    prepare(to, form(model_.head), own.normed.get(), model_.hidden, index);
+  }
+
+  // The first tasks multiply, the others look whether rows are finite.
+  void head(Own& own, int64_t phase, int64_t task) {
+    if (task >= grid_.tasks()) return check(task - grid_.tasks());
+    const Inputs& in = inputs(own, step_.wanted, phase, [&](int64_t index) { prepare_head(own, own.inputs, index); });
+    for (int64_t tile = grid_.first(task); tile < grid_.last(task); ++tile) {
+      matmul_tile(model_.head, in.of(model_.head.compute), grid_.row(task), grid_.count(task), tile, step_.logits,
+                  model_.vocab);
+    }
+  }
+
+  void check(int64_t span) {
+    const int64_t last = std::min(step_.rows, (span + 1) * Plan::kSpanRows);
+    for (int64_t row = span * Plan::kSpanRows; row < last; ++row) {
+      const float* x = x_ + row * model_.hidden;
+      bool finite = true;
+      for (int64_t i = 0; i < model_.hidden; ++i) finite &= x[i] - x[i] == 0.0f;
+      step_.finite[row] = finite;
+    }
+  }
+
+  const Model model_;
+  const std::vector<Layer> layers_;
+  const std::vector<float> frequencies_;
+  const Cache cache_;
+  const int64_t group_, qkv_width_, max_rows_;
+  Pool pool_;
+  Buffer<float> x_, y_, qkv_, mixed_, inner_, turns_, partials_;
+  Inputs inputs_;
+  std::vector<std::unique_ptr<Own>> own_;
+  std::unique_ptr<std::atomic<int64_t>[]> remaining_;
+  Plan plan_;
+  Step step_{};
+  Grid grid_;
+  Part part_ = Part::kEmbed;
+  std::chrono::steady_clock::time_point since_;
+  double seconds_[int(Part::kParts)] = {};
+};
+
+}  // namespace di

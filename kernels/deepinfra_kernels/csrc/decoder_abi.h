@@ -1,0 +1,105 @@
+// What Python calls of decoder.h and attention.h. Shapes are checked there, numbers of a step here.
+#pragma once
+
+#include "decoder.h"
+
+namespace di {
+
+// Why a step cannot be computed, or null.
+inline const char* why_not(const Decoder& decoder, const Step& step) {
+  if (step.rows < 1 || step.rows > decoder.max_rows()) return "rows are none, or more than max_rows";
+  for (int64_t i = 0; i < step.rows; ++i) {
+    if (step.tokens[i] < 0 || step.tokens[i] >= decoder.model().vocab) return "tokens has one outside the vocabulary";
+  }
+  int64_t rows = 0, begin = 0;
+  for (int64_t i = 0; i < step.seqs; ++i) {
+    if (step.counts[i] < 1 || step.counts[i] > step.rows) return "counts has a sequence without rows, or too many";
+    rows += step.counts[i];
+    if (step.starts[i] < 0 || step.starts[i] > int64_t{1} << 40) return "starts has a position below zero, or too large";
+    const int64_t size = decoder.cache().block_size, needed = (step.starts[i] + step.counts[i] + size - 1) / size;
+    if (step.ends[i] - begin < needed) return "blocks has too few for a sequence";
+    for (int64_t at = begin; at < begin + needed; ++at) {
+      if (step.blocks[at] < 0 || step.blocks[at] >= decoder.cache().blocks) return "blocks has one that does not exist";
+    }
+    begin = step.ends[i];
+  }
+  if (rows != step.rows) return "counts do not add up to the number of tokens";
+  for (int64_t i = 0; i < step.wanted; ++i) {
+    if (step.wanted_rows[i] < 0 || step.wanted_rows[i] >= step.rows) return "wanted has a row that does not exist";
+  }
+  return step.wanted > decoder.max_rows() ? "wanted has more rows than max_rows" : nullptr;
+}
+
+}  // namespace di
+
+extern "C" {
+
+// Sizes of what crosses, in the order of decoder.py.
+void di_decoder_sizes(int64_t* sizes) {
+  const int64_t all[] = {sizeof(di::Matrix), sizeof(di::Layer), sizeof(di::Model), sizeof(di::Cache), sizeof(di::Step)};
+  std::copy(std::begin(all), std::end(all), sizes);
+}
+
+void* di_decoder_new(const di::Model* model, const di::Cache* cache, int threads, int64_t max_rows) {
+  return new di::Decoder(*model, *cache, threads, max_rows);
+}
+void di_decoder_free(void* decoder) { delete static_cast<di::Decoder*>(decoder); }
+
+// Computes a step; null, or why it was not begun.
+const char* di_decoder_step(void* decoder, const di::Step* step) {
+  di::Decoder& self = *static_cast<di::Decoder*>(decoder);
+  if (const char* why = di::why_not(self, *step)) return why;
+  self.step(*step);
+  return nullptr;
+}
+
+// Seconds of each part of the last step, on the clock of the wall.
+void di_decoder_seconds(void* decoder, double* seconds) {
+  std::copy_n(static_cast<di::Decoder*>(decoder)->seconds(), int(di::Part::kParts), seconds);
+}
+
+// Attention alone: queries [rows, heads, dim] of a step's sequences, whose keys and values are in the cache.
+void di_attend(const di::Cache* cache, int64_t layer, int64_t group, int64_t window, float scale, const di::Step* step,
+               const float* queries, float* y, int threads) {
+  di::Plan plan;
+  plan.make(*step, group, cache->dim, cache->heads, window, 0);
+  di::Pool pool(threads);
+  std::vector<std::unique_ptr<di::Attention>> own;
+  for (int i = 0; i < pool.threads(); ++i) own.push_back(std::make_unique<di::Attention>(group, cache->dim, cache->bf16));
+  pool.run(int64_t(plan.attention.size()) * cache->heads, [&](int64_t task, int thread) {
+    const di::AttentionTask& todo = plan.attention[task / cache->heads];
+    const di::Sequence& seq = plan.seqs[todo.seq];
+    const int64_t head = task % cache->heads;
+    const di::Tile tile{seq.start + todo.at, todo.positions, group, window, seq.end()};
+    const di::Cells cells(*cache, layer, head, seq.table);
+    di::Attention& attention = *own[thread];
+    const auto at = [&](int64_t row) {
+      return ((seq.row + todo.at + row / group) * cache->heads * group + head * group + row % group) * cache->dim;
+    };
+    std::vector<float> scaled(cache->dim);
+    for (int64_t row = 0; row < tile.rows(); ++row) {
+      for (int64_t i = 0; i < cache->dim; ++i) scaled[i] = queries[at(row) + i] * (scale * di::kLog2E);
+      attention.query(row, scaled.data());
+    }
+    attention.open(tile.rows());
+    for (int64_t split = tile.first_split(); split <= tile.last_split(); ++split) {
+      attention.split(cells, tile, split, attention.own());
+      attention.merge(tile.rows(), attention.own());
+    }
+    for (int64_t row = 0; row < tile.rows(); ++row) attention.close(row, y + at(row));
+  });
+}
+
+// Rotates heads [rows, heads, dim] at their positions.
+void di_rope(const float* x, const int64_t* positions, int64_t rows, int64_t heads, int64_t dim,
+             const float* frequencies, float factor, float scale, float* y) {
+  std::vector<float> turns(dim);
+  for (int64_t row = 0; row < rows; ++row) {
+    di::rope_angles(positions[row], frequencies, factor, dim / 2, turns.data());
+    for (int64_t at = row * heads; at < (row + 1) * heads; ++at) {
+      di::rope_rotate(x + at * dim, turns.data(), dim / 2, scale, y + at * dim);
+    }
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,114 @@
+// What a step asks for, cut into the tasks of its phases. Cuts decide who computes what, never how.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "attention.h"
+
+namespace di {
+
+// One call's work: `rows` rows of `seqs` sequences, which lie one after the other. A sequence's rows are at the positions
+// from its start; those below its write_from are computed, but their keys and values are there already.
+struct Step {
+  int64_t rows, seqs, wanted;
+  const int64_t *tokens;                        // [rows]
+  const int64_t *counts, *starts, *write_froms; // [seqs]
+  const int64_t *ends, *blocks;                 // block table i is blocks[ends[i - 1] .. ends[i]]
+  const int64_t *wanted_rows;                   // [wanted]: rows whose logits are asked for
+  float* logits;                                // [wanted, vocab]
+  uint8_t* finite;                              // [rows]: whether a row's hidden numbers are finite
+};
+
+struct Sequence {
+  int64_t row, rows, start, write_from;
+  const int64_t* table;
+
+  int64_t end() const { return start + rows; }
+};
+
+// A tile of attention: of all its splits (`split` < 0), or of one, with the place of its partial result.
+struct AttentionTask {
+  int64_t seq, at, positions, split, partial, merge;
+};
+
+// The splits of a tile that different tasks compute: whoever ends last merges them.
+struct Merge {
+  int64_t first, last, partial;  // splits first..last, the place of the first one's partial result
+};
+
+// Rows of a sequence whose keys and values are written before attention begins.
+struct Span {
+  int64_t seq, at, rows;
+};
+
+// Tiles of matrices over blocks of rows: a task is a chunk of neighbouring tiles for one block.
+struct Grid {
+  int64_t tiles = 0, chunk = 1, chunks = 0, block = 0, rows = 0;
+
+  Grid() = default;
+  Grid(int64_t tiles, int64_t rows, int64_t most, int threads) : tiles(tiles), rows(rows) {
+    if (tiles == 0 || rows == 0) return;
+    const int64_t blocks = (rows + most - 1) / most;
+    block = (rows + blocks - 1) / blocks;
+    // Some ten tasks a thread: a thread that is taken off its core leaves little behind.
+    chunk = std::max<int64_t>(1, tiles * blocks / (10 * threads));
+    chunks = (tiles + chunk - 1) / chunk;
+  }
+
+  int64_t tasks() const { return rows == 0 ? 0 : chunks * ((rows + block - 1) / block); }
+  int64_t row(int64_t task) const { return task / chunks * block; }
+  int64_t count(int64_t task) const { return std::min(block, rows - row(task)); }
+  int64_t first(int64_t task) const { return task % chunks * chunk; }
+  int64_t last(int64_t task) const { return std::min(tiles, first(task) + chunk); }
+};
+
+struct Plan {
+  static constexpr int64_t kPartialFloats = 1 << 20;  // of partial results, for each KV head
+  static constexpr int64_t kSpanRows = 16;
+
+  std::vector<Sequence> seqs;
+  std::vector<int64_t> positions;  // [rows]
+  std::vector<AttentionTask> attention;
+  std::vector<Merge> merges;
+  std::vector<Span> spans;
+
+  // Vectors keep their memory from step to step.
+  void make(const Step& step, int64_t group, int64_t dim, int64_t kv_heads, int64_t window, int threads) {
+    seqs.clear(), positions.clear(), attention.clear(), merges.clear(), spans.clear();
+    for (int64_t seq = 0, row = 0; seq < step.seqs; row += step.counts[seq++]) {
+      const int64_t* table = step.blocks + (seq ? step.ends[seq - 1] : 0);
+      seqs.push_back({row, step.counts[seq], step.starts[seq], step.write_froms[seq], table});
+      for (int64_t i = 0; i < step.counts[seq]; ++i) positions.push_back(step.starts[seq] + i);
+    }
+    const int64_t most = tile_positions(group);
+    const bool few = step.seqs * kv_heads < 8 * threads;
+    int64_t used = 0;
+    for (int64_t i = 0; i < step.seqs; ++i) {
+      const Sequence& seq = seqs[i];
+      if (seq.rows > most) {
+        for (int64_t at = 0; at < seq.rows; at += kSpanRows) {
+          spans.push_back({i, at, std::min(kSpanRows, seq.rows - at)});
+        }
+        // The last tiles see most: they begin first.
+        for (int64_t at = (seq.rows - 1) / most * most; at >= 0; at -= most) {
+          attention.push_back({i, at, std::min(most, seq.rows - at), -1, 0, -1});
+        }
+        continue;
+      }
+      const Tile tile{seq.start, seq.rows, group, window, seq.end()};
+      const int64_t floats = Partial::floats(tile.rows(), dim), first = tile.first_split(), last = tile.last_split();
+      if (!few || first == last || used + (last - first + 1) * floats > kPartialFloats) {
+        attention.push_back({i, 0, seq.rows, -1, 0, -1});
+        continue;
+      }
+      merges.push_back({first, last, used});
+      for (int64_t split = first; split <= last; ++split, used += floats) {
+        attention.push_back({i, 0, seq.rows, split, used, int64_t(merges.size()) - 1});
+      }
+    }
+  }
+};
+
+}  // namespace di

@@ -1,0 +1,388 @@
+"""A decoder whose whole step is one call: all layers and the head, on its own threads, over paged keys and values."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfra_kernels.arrays import address
+from deepinfra_kernels.linear import PackedMatrix, row_nbytes
+
+if TYPE_CHECKING:
+    from deepinfra_kernels.library import Library
+
+__all__ = ("PARTS", "Decoder", "Layer", "Spec", "Step", "declare")
+
+PARTS: Final = ("embed", "norm", "qkv", "write", "attention", "output", "gate_up", "down", "head")
+"""What the seconds of a step are told by. `norm` also rounds the inputs of products, where rows are more than eight."""
+
+_ACTIVATIONS: Final = ("silu", "gelu_tanh")
+_MOST_THREADS: Final = 256
+_MOST: Final = 2**31 - 1
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int),
+        ("compute", ctypes.c_int),
+        ("out", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("data", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    ]
+
+
+_PRODUCTS: Final = ("query", "key", "value", "output", "gate", "up", "down")
+_NORMS: Final = ("before", "between", "query_norm", "key_norm", "after_attention", "after_gated")
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [(name, _Matrix) for name in _PRODUCTS] + [(name, ctypes.c_void_p) for name in _NORMS]
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "dim", "inner", "vocab")),
+        ("window", ctypes.c_int64),
+        ("layer", ctypes.POINTER(_Layer)),
+        ("head", _Matrix),
+        ("last", ctypes.c_void_p),
+        ("embedding", ctypes.c_void_p),
+        ("embedding_source", ctypes.c_int),
+        ("activation", ctypes.c_int),
+        *((name, ctypes.c_float) for name in ("embedding_scale", "eps", "query_scale", "rope_factor")),
+        ("frequencies", ctypes.c_void_p),
+    ]
+
+
+class _Cache(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("bf16", ctypes.c_bool),
+        *((name, ctypes.c_int64) for name in ("layers", "heads", "blocks", "block_size", "dim")),
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "seqs", "wanted")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "tokens",
+                "counts",
+                "starts",
+                "write_froms",
+                "ends",
+                "blocks",
+                "wanted_rows",
+                "logits",
+                "finite",
+            )
+        ),
+    ]
+
+
+def declare(functions: ctypes.CDLL) -> None:
+    """Gives the functions of `decoder_abi.h` their signatures."""
+    small, number, real, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+    table: dict[str, tuple[list[Any], Any]] = {
+        "di_decoder_sizes": ([pointer], None),
+        "di_decoder_new": ([pointer, pointer, small, number], pointer),
+        "di_decoder_free": ([pointer], None),
+        "di_decoder_step": ([pointer, pointer], ctypes.c_char_p),
+        "di_decoder_seconds": ([pointer, pointer], None),
+        "di_attend": ([pointer, number, number, number, real, pointer, pointer, pointer, small], None),
+        "di_rope": ([pointer, pointer, number, number, number, pointer, real, real, pointer], None),
+    }
+    for name, (arguments, result) in table.items():
+        function = getattr(functions, name)
+        function.argtypes, function.restype = arguments, result
+    sizes = (ctypes.c_int64 * 5)()
+    functions.di_decoder_sizes(sizes)
+    ours = [ctypes.sizeof(record) for record in (_Matrix, _Layer, _Model, _Cache, _Step)]
+    if list(sizes) != ours:
+        raise OSError(f"{functions._name} has records of {list(sizes)} bytes, where decoder.py has {ours}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """Sizes and constants of a decoder.
+
+    Attributes:
+        inv_freq: Radians per position, float32 `[head_dim / 2]`; halves `(i, i + head_dim / 2)` are rotated.
+        rope_factor: What cosines and sines are multiplied by.
+        query_scale: What products of queries and keys are multiplied by.
+        window: How many positions a row of any layer sees, its own included; 0 = all.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    inner_size: int
+    vocab_size: int
+    eps: float
+    query_scale: float
+    inv_freq: NDArray[np.float32]
+    rope_factor: float = 1.0
+    embedding_scale: float = 1.0
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    window: int = 0
+
+    def why_not(self) -> str:
+        """Why there are no kernels for these sizes; empty if there are."""
+        sizes = (self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim, self.inner_size, self.vocab_size)
+        if not all(0 < size <= _MOST for size in sizes) or not 0 <= self.window <= _MOST:
+            return "a size is out of range"
+        if self.head_dim % 16 or not 32 <= self.head_dim <= 256:
+            return f"head_dim is {self.head_dim}, not a multiple of 16 from 32 to 256"
+        if self.num_heads % self.num_kv_heads:
+            return f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
+        if self.activation not in _ACTIVATIONS:
+            return f"activation is {self.activation}, not one of {', '.join(_ACTIVATIONS)}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer: its matrices, each in a format of its own, and weights of its norms in float32.
+
+    Attributes:
+        before: `[hidden_size]`, of the norm before attention; `between`, before the gated layer.
+        query_norm: `[head_dim]`, where queries are normalised per head before they are rotated; `key_norm` likewise.
+        after_attention: `[hidden_size]`, where what attention gives is normalised before it is added; `after_gated`
+            likewise for the gated layer.
+    """
+
+    query: PackedMatrix
+    key: PackedMatrix
+    value: PackedMatrix
+    output: PackedMatrix
+    gate: PackedMatrix
+    up: PackedMatrix
+    down: PackedMatrix
+    before: NDArray[np.float32]
+    between: NDArray[np.float32]
+    query_norm: NDArray[np.float32] | None = None
+    key_norm: NDArray[np.float32] | None = None
+    after_attention: NDArray[np.float32] | None = None
+    after_gated: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Rows of some sequences, one sequence after the other; all arrays int64.
+
+    Attributes:
+        tokens: `[rows]`.
+        counts: `[seqs]`, rows of each sequence, at least one each.
+        starts: `[seqs]`, position of each sequence's first row.
+        write_froms: `[seqs]`; rows at positions below it write no keys and values, which are there already.
+        ends: `[seqs]`, where each sequence's block table ends in `blocks`.
+        blocks: The block tables, one after the other.
+        wanted: Rows whose logits are wanted.
+    """
+
+    tokens: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    write_froms: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+    wanted: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, seqs: Sequence[tuple[Sequence[int], int, int, Sequence[int]]], wanted: Sequence[int]) -> Step:
+        """Of sequences, each `(tokens, start, write_from, block table)`."""
+
+        def flat(parts: list[Sequence[int]]) -> NDArray[np.int64]:
+            return np.concatenate([np.asarray(part, np.int64) for part in parts]) if parts else np.empty(0, np.int64)
+
+        return cls(
+            tokens=flat([tokens for tokens, _, _, _ in seqs]),
+            counts=np.array([len(tokens) for tokens, _, _, _ in seqs], np.int64),
+            starts=np.array([start for _, start, _, _ in seqs], np.int64),
+            write_froms=np.array([write_from for _, _, write_from, _ in seqs], np.int64),
+            ends=np.cumsum([len(table) for _, _, _, table in seqs], dtype=np.int64),
+            blocks=flat([table for _, _, _, table in seqs]),
+            wanted=np.asarray(wanted, np.int64),
+        )
+
+
+class Decoder:
+    """A decoder with its weights and threads.
+
+    A row's logits and what it writes depend on the row, its position and the keys and values before it alone, bit by
+    bit: not on other rows of the step, on how a prompt is cut into steps, on blocks or on threads. A row whose numbers
+    are not finite disturbs no other sequence.
+
+    Threads sleep between steps. The arrays that are given are kept and read in place. One step at a time.
+
+    Args:
+        library: Of the path that computes.
+        spec: Sizes and constants.
+        layers: In order.
+        head: `[vocab_size, hidden_size]`.
+        norm: Weight of the last norm, float32 `[hidden_size]`.
+        embedding: The table of `vocab_size` rows as stored, any buffer.
+        embedding_source: ggml's number of its type.
+        kv: A tensor or array, bfloat16 or float32, `[layers, 2, num_kv_heads, blocks, block_size, head_dim]`.
+        threads: With the caller, who computes too.
+        max_rows: Most rows of a step.
+
+    Raises:
+        ValueError: A size, a shape or a type is wrong or not one that there are kernels for.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        spec: Spec,
+        layers: Sequence[Layer],
+        *,
+        head: PackedMatrix,
+        norm: NDArray[np.float32],
+        embedding: Any,
+        embedding_source: int,
+        kv: Any,
+        threads: int,
+        max_rows: int,
+    ) -> None:
+        if why := spec.why_not():
+            raise ValueError(why)
+        if not 1 <= threads <= _MOST_THREADS or not 1 <= max_rows <= _MOST or not 1 <= len(layers) <= 4096:
+            raise ValueError(f"threads {threads}, max_rows {max_rows} or {len(layers)} layers are out of range")
+        self.spec, self.max_rows, self.threads = spec, max_rows, threads
+        self._functions = library.functions
+        self._kept: list[Any] = [layers, head, norm, embedding, kv, library]
+        hidden, width = spec.hidden_size, spec.num_heads * spec.head_dim
+        row = row_nbytes(library, embedding_source, hidden)
+        if row is None:
+            raise ValueError(f"embedding of type {embedding_source} has no rows of {hidden}")
+        frequencies = np.ascontiguousarray(spec.inv_freq, np.float32)
+        if frequencies.shape != (spec.head_dim // 2,):
+            raise ValueError(f"inv_freq has shape {frequencies.shape}, not ({spec.head_dim // 2},)")
+        records = (_Layer * len(layers))()
+        for index, layer in enumerate(layers):
+            self._fill(records[index], layer, f"layer {index}: ")
+        model = _Model(
+            layers=len(layers),
+            hidden=hidden,
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            dim=spec.head_dim,
+            inner=spec.inner_size,
+            vocab=spec.vocab_size,
+            window=spec.window,
+            layer=records,
+            head=self._matrix("head", head, spec.vocab_size, hidden),
+            last=address("norm", norm, "float32", (hidden,)),
+            embedding=address("embedding", embedding, "uint8", (spec.vocab_size * row,)),
+            embedding_source=embedding_source,
+            activation=_ACTIVATIONS.index(spec.activation),
+            embedding_scale=spec.embedding_scale,
+            eps=spec.eps,
+            query_scale=spec.query_scale,
+            rope_factor=spec.rope_factor,
+            frequencies=frequencies.ctypes.data,
+        )
+        cache = _cache(kv)
+        if (cache.layers, cache.heads, cache.dim) != (len(layers), spec.num_kv_heads, spec.head_dim):
+            raise ValueError(f"kv has shape {tuple(kv.shape)}, which is not that of {len(layers)} layers of {width}")
+        self._handle = self._functions.di_decoder_new(ctypes.byref(model), ctypes.byref(cache), threads, max_rows)
+        self._close = weakref.finalize(self, self._functions.di_decoder_free, self._handle)
+        self._logits = np.empty((0, spec.vocab_size), np.float32)
+
+    def close(self) -> None:
+        """Ends the threads and gives the memory back; again: no effect."""
+        self._close()
+
+    def step(self, step: Step) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Computes a step; blocks, without the interpreter's lock.
+
+        Returns:
+            Logits `[wanted, vocab_size]`, valid until the next step, and for each row whether its numbers are finite.
+
+        Raises:
+            ValueError: The step is not one that can be computed; nothing was.
+        """
+        if not self._close.alive:
+            raise ValueError("the decoder is closed")
+        rows, seqs, wanted = len(step.tokens), len(step.counts), len(step.wanted)
+        if wanted > len(self._logits):
+            self._logits = np.empty((wanted, self.spec.vocab_size), np.float32)
+        logits, finite = self._logits[:wanted], np.empty(rows, np.bool_)
+        record = _Step(
+            rows=rows,
+            seqs=seqs,
+            wanted=wanted,
+            tokens=address("tokens", step.tokens, "int64", (rows,)),
+            counts=address("counts", step.counts, "int64", (seqs,)),
+            starts=address("starts", step.starts, "int64", (seqs,)),
+            write_froms=address("write_froms", step.write_froms, "int64", (seqs,)),
+            ends=address("ends", step.ends, "int64", (seqs,)),
+            blocks=address("blocks", step.blocks, "int64", (len(step.blocks),)),
+            wanted_rows=address("wanted", step.wanted, "int64", (wanted,)),
+            logits=logits.ctypes.data,
+            finite=finite.ctypes.data,
+        )
+        if seqs and (step.ends[0] < 0 or step.ends[-1] > len(step.blocks) or (np.diff(step.ends) < 0).any()):
+            raise ValueError("ends do not cut blocks into tables")
+        if (why := self._functions.di_decoder_step(self._handle, ctypes.byref(record))) is not None:
+            raise ValueError(why.decode())
+        return logits, finite
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each part of the last step, by `PARTS`; together about what it took."""
+        if not self._close.alive:
+            raise ValueError("the decoder is closed")
+        seconds = (ctypes.c_double * len(PARTS))()
+        self._functions.di_decoder_seconds(self._handle, seconds)
+        return dict(zip(PARTS, seconds, strict=True))
+
+    def _fill(self, record: _Layer, layer: Layer, where: str) -> None:
+        spec = self.spec
+        queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        shapes = {
+            "query": (queries, spec.hidden_size),
+            "key": (keys, spec.hidden_size),
+            "value": (keys, spec.hidden_size),
+            "output": (spec.hidden_size, queries),
+            "gate": (spec.inner_size, spec.hidden_size),
+            "up": (spec.inner_size, spec.hidden_size),
+            "down": (spec.hidden_size, spec.inner_size),
+        }
+        for name, (out, inputs) in shapes.items():
+            setattr(record, name, self._matrix(f"{where}{name}", getattr(layer, name), out, inputs))
+        for name in _NORMS:
+            weight = getattr(layer, name)
+            if weight is None and name in ("before", "between"):
+                raise ValueError(f"{where}{name} is missing")
+            size = spec.head_dim if name in ("query_norm", "key_norm") else spec.hidden_size
+            setattr(record, name, None if weight is None else address(f"{where}{name}", weight, "float32", (size,)))
+
+    @staticmethod
+    def _matrix(name: str, matrix: PackedMatrix, out: int, inputs: int) -> _Matrix:
+        if (matrix.out, matrix.inputs) != (out, inputs):
+            raise ValueError(f"{name} is [{matrix.out}, {matrix.inputs}], where [{out}, {inputs}] is needed")
+        bias = None if matrix.bias is None else matrix.bias.ctypes.data
+        return _Matrix(matrix.kind, int(matrix.compute), out, inputs, matrix.data.ctypes.data, bias)
+
+
+def _cache(kv: Any) -> _Cache:
+    shape, dtype = tuple(kv.shape), str(kv.dtype).removeprefix("torch.")
+    if dtype in ("int16", "uint16"):  # numpy has no bfloat16: its bits are kept as integers
+        dtype = "bfloat16"
+    if len(shape) != 6 or shape[1] != 2 or min(shape) < 1:
+        raise ValueError(f"kv has shape {shape}, not [layers, 2, kv_heads, blocks, block_size, head_dim]")
+    if dtype not in ("bfloat16", "float32"):
+        raise ValueError(f"kv is {dtype}, not bfloat16 or float32")
+    layers, _, heads, blocks, block_size, dim = shape
+    return _Cache(address("kv", kv, dtype, shape), dtype == "bfloat16", layers, heads, blocks, block_size, dim)
