@@ -29,6 +29,7 @@ _ENGINE_HISTOGRAMS = (
 
 _POOL_COUNTERS = (
     ("steps", "Steps of the executor.", "steps"),
+    ("steps_ahead", "Steps submitted before the result of the one before was there.", "steps_ahead"),
     ("preemptions", "Running sequences that lost their blocks.", "preemptions"),
     ("executor_losses", "Times the executor was lost.", "executor_losses"),
     ("saves_dropped", "Blocks not saved to the store because there was no room to wait.", "saves_dropped"),
@@ -164,6 +165,11 @@ def _pools(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
         "deepinfra_blocks", "Device blocks; free ones may hold cached prefixes.", labels=(*labels, "state")
     )
     seconds = HistogramMetricFamily("deepinfra_step_seconds", "Time inside the executor per step.", labels=labels)
+    gaps = HistogramMetricFamily(
+        "deepinfra_step_gap_seconds",
+        "From a step's result to the next one's submission while there was work; 0 if that was submitted before.",
+        labels=labels,
+    )
     for model, pool in pools:
         sequences.add_metric((model, pool.name, "waiting"), pool.waiting)
         sequences.add_metric((model, pool.name, "running"), pool.running)
@@ -171,7 +177,8 @@ def _pools(pools: Iterable[tuple[str, PoolStats]]) -> Iterator[Family]:
         blocks.add_metric((model, pool.name, "free"), pool.blocks_free)
         blocks.add_metric((model, pool.name, "cached"), pool.blocks_cached)
         _add_histogram(seconds, (model, pool.name), pool.step_seconds)
-    yield from (sequences, blocks, seconds)
+        _add_histogram(gaps, (model, pool.name), pool.step_gap_seconds)
+    yield from (sequences, blocks, seconds, gaps)
     for name, text, field in _POOL_COUNTERS:
         counter = CounterMetricFamily(f"deepinfra_{name}", text, labels=labels)
         for model, pool in pools:

@@ -83,11 +83,14 @@ class Committer:
             done = tuple(DoneRow(item.seq, item.start + time, 1, 0, sampled, False) for item, sampled in rows)
             self._scheduler.commit(StepReport(step + time, seconds, done))
 
-    def failed(self, blocks: BlockPool, planned: Planned, error: StepFailed) -> None:
-        """Apply a failed step: named sequences end, what the step wrote is not trusted, the others try again."""
+    def failed(self, blocks: BlockPool, planned: Planned, error: StepFailed, *, astray: bool = False) -> None:
+        """Apply a failed step: named sequences end, what the step wrote is not trusted, the others try again.
+
+        With `astray` all try again: it failed because a step before it had.
+        """
         for fill in planned.plan.fills:
             blocks.unpublish(fill.block)
-        named = set(error.seqs) or {item.seq for item in planned.plan.items}
+        named = set() if astray else set(error.seqs) or {item.seq for item in planned.plan.items}
         rows: list[DoneRow] = []
         for item in planned.plan.items:
             live = planned.lives[item.seq]

@@ -148,6 +148,40 @@ class Planner:
         items = tuple(item._replace(start=item.start + times, blocks=()) for item in plan.items)
         planned.plan = plan._replace(step=plan.step + times, items=items)
 
+    def follow(self, planned: Planned) -> Planned | None:
+        """The step after one whose result is not known yet, if all of its sequences decode and nothing else happens.
+
+        Each goes on one position further, but for those that end by their length. It is what a plan made behind the
+        result would be, unless a sequence ends by what it samples: then its row is computed in vain.
+
+        Returns:
+            The step, or `None` if there is none, or not without taking blocks from others.
+        """
+        size, items = self._blocks.block_size, list[WorkItem]()
+        lacking: list[Live] = []
+        for item in planned.plan.items:
+            live, at = planned.lives[item.seq], item.start + 1
+            if live.over or at + 1 >= live.spec.prompt_len + live.spec.max_tokens:
+                continue
+            items.append(WorkItem(item.seq, item.epoch, at, 1, at, samples=True))
+            if at >= len(live.table) * size:
+                lacking.append(live)
+        if not items or (fresh := self._blocks.take(len(lacking))) is None:
+            return None
+        if lacking:
+            blocks = {live.spec.seq: (block,) for live, block in zip(lacking, fresh, strict=True)}
+            for live, block in zip(lacking, fresh, strict=True):
+                live.table.append(block)
+            items = [item._replace(blocks=blocks.get(item.seq, ())) for item in items]
+        self._step += 1
+        return Planned(
+            plan=StepPlan(step=self._step, items=tuple(items)),
+            lives=planned.lives,
+            opened=frozenset(),
+            preempted=(),
+            slots=(),
+        )
+
     # -- loaded records ----------------------------------------------------------------------------
 
     def _fill(self, arrived: Sequence[Arrived]) -> tuple[list[Fill], list[Arrived]]:

@@ -487,6 +487,7 @@ class Pool(AsyncContextManagerMixin):
             drafts_accepted=accepted,
             step_seconds=self._tally.seconds.snapshot(),
             overhead_seconds=self._tally.overhead,
+            step_gap_seconds=self._tally.gaps.snapshot(),
             store=store,
             scheduler=self.scheduler.stats(),
             step_failures=self._tally.failures,
@@ -496,4 +497,5 @@ class Pool(AsyncContextManagerMixin):
             snapshots_taken=self._tally.snapshots,
             snapshots_dropped=self._tally.snapshots_dropped,
             snapshots_restored=self._tally.restored,
+            steps_ahead=self._tally.ahead,
         )

@@ -12,7 +12,6 @@ from itertools import accumulate
 
 from deepinfra.core.step import Choice, SeqOutput, StepResult
 from deepinfra.engine.planner import Planned
-from deepinfra.engine.roster import Roster
 from deepinfra.interfaces.executor import StepHandle
 
 __all__ = ("Repeated", "behind", "times_of")
@@ -32,19 +31,16 @@ class Repeated:
         return tuple(accumulate(result.each_s, initial=self.begin))[1:]
 
 
-def times_of(choice: Choice, planned: Planned, roster: Roster, block_size: int) -> int:
-    """How often a planned step may be computed in a row, so that none of these times would be planned otherwise."""
-    plan, most = planned.plan, choice.repeat
-    if most <= 1 or not plan.items or len(plan.items) != len(roster.lives) or roster.loading or planned.slots:
-        return 1
-    if plan.opened or plan.fills or plan.masked or plan.snapshots or planned.preempted:
-        return 1
-    for item in plan.items:
+def times_of(choice: Choice, planned: Planned, block_size: int) -> int:
+    """How often a step that nothing but its own tokens changes may be computed in a row as if each time were planned.
+
+    Nobody may end within it or need a block, and nobody may wait for its first token.
+    """
+    most = choice.repeat
+    for item in planned.plan.items:
         live = planned.lives[item.seq]
         spec = live.spec
-        if item.length != 1 or item.drafts or live.over or live.prefill_only or spec.stop_ids or spec.stops:
-            return 1
-        if len(live.tokens) <= spec.prompt_len:  # its first token is waited for
+        if spec.stop_ids or spec.stops or len(live.tokens) <= spec.prompt_len:
             return 1
         most = min(most, live.room, len(live.table) * block_size - item.start)
     return most

@@ -36,6 +36,7 @@ class Roster:
         gone: Those who left since the last boundary; they are in `lives` until then.
         fetchable: Waiting sequences with blocks in the store whose load has not been started.
         loading: Sequences whose load is under way.
+        stirred: Whether anybody came or left, or a load ended, since the last plan.
         wake: Something changed that a next step may have to know.
         empty: Set while nobody is here and nothing loads.
     """
@@ -44,6 +45,7 @@ class Roster:
     gone: list[Live] = field(default_factory=list)
     fetchable: set[SeqId] = field(default_factory=set)
     loading: set[SeqId] = field(default_factory=set)
+    stirred: bool = False
     wake: Wake = field(default_factory=Wake)
     empty: anyio.Event = field(default_factory=anyio.Event)
 
@@ -52,10 +54,12 @@ class Roster:
         self.lives[live.spec.seq] = live
         if self.empty.is_set():
             self.empty = anyio.Event()
+        self.stirred = True
         self.wake.set()
 
     def leave(self, live: Live) -> None:
         """A sequence is over; it is forgotten at the next step boundary."""
+        self.stirred = True
         self.wake.set()  # first: what a repeated step has computed for it by now is its own
         live.over = True
         self.gone.append(live)

@@ -15,7 +15,10 @@ __all__ = ("EngineStats", "Histogram", "HistogramSnapshot", "PoolStats", "State"
 State = Literal["stopped", "starting", "ready", "draining", "failed"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Upper bounds of buckets, in seconds; one ladder for all histograms."""
+"""Upper bounds of buckets, in seconds; one ladder for all histograms but that of gaps."""
+
+GAPS = (5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
+"""Upper bounds for the gaps between steps, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +38,18 @@ class HistogramSnapshot:
 class Histogram:
     """A counter per bucket."""
 
-    def __init__(self) -> None:
-        self._counts = [0] * (len(SECONDS) + 1)
+    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
+        self._bounds, self._counts = bounds, [0] * (len(bounds) + 1)
         self._total = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
         """Count a value, `times` over."""
-        self._counts[bisect_left(SECONDS, seconds)] += times
+        self._counts[bisect_left(self._bounds, seconds)] += times
         self._total += seconds * times
 
     def snapshot(self) -> HistogramSnapshot:
         """What was counted so far."""
-        return HistogramSnapshot(SECONDS, tuple(self._counts), self._total)
+        return HistogramSnapshot(self._bounds, tuple(self._counts), self._total)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +57,9 @@ class StepTally:
     """A pool's steps so far: how many, how many preemptions, seconds inside and outside the executor.
 
     Attributes:
+        ahead: Steps submitted before the one before was over.
         failures: Steps that failed.
+        gaps: Of each step that did not come after idleness, how long the executor had none before it was submitted.
         replayed: Rows computed again although their blocks were there, for the windows' sake.
         hits_too_short: Sequences that began at their first token, because what was cached saves nothing.
         snapshots: Taken.
@@ -71,7 +76,9 @@ class StepTally:
     restored: int = 0
     preemptions: int = 0
     seconds: Histogram = field(default_factory=Histogram)
+    gaps: Histogram = field(default_factory=lambda: Histogram(GAPS))
     overhead: float = 0.0
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +90,7 @@ class PoolStats:
         running: Sequences with blocks.
         slots_free: Staging slots in nobody's hands.
         step_seconds: Time inside the executor per step.
+        step_gap_seconds: From a step's result to the next one's submission, if work was there; 0 if that was before.
         overhead_seconds: Wall time of steps outside the executor, summed.
         step_failures: Steps that failed.
         least_prefix: Tokens of the smallest cached prefix that saves computing where there is no snapshot at its end.
@@ -91,6 +99,7 @@ class PoolStats:
         snapshots_taken: Snapshots of windows taken.
         snapshots_dropped: Snapshots wanted and not taken, or not kept.
         snapshots_restored: Sequences that began behind a snapshot.
+        steps_ahead: Steps submitted before the result of the one before was there.
     """
 
     name: str
@@ -112,6 +121,7 @@ class PoolStats:
     drafts_accepted: int
     step_seconds: HistogramSnapshot
     overhead_seconds: float
+    step_gap_seconds: HistogramSnapshot
     store: KVStats | None
     scheduler: SchedulerStats = SchedulerStats()
     step_failures: int = 0
@@ -121,6 +131,7 @@ class PoolStats:
     snapshots_taken: int = 0
     snapshots_dropped: int = 0
     snapshots_restored: int = 0
+    steps_ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 
 import anyio
 from anyio.abc import TaskGroup
@@ -26,7 +27,7 @@ from deepinfra.engine.staging import Slots
 from deepinfra.engine.stats import StepTally
 from deepinfra.engine.windows import WindowPlan
 from deepinfra.errors import DeadlineExceededError, ExecutorLost, Overloaded, StepFailed
-from deepinfra.interfaces.executor import Executor
+from deepinfra.interfaces.executor import Executor, StepHandle
 from deepinfra.interfaces.given import Clock, Offload
 from deepinfra.interfaces.scheduler import Scheduler
 
@@ -81,22 +82,28 @@ class Stepper:
         self.prefixes = Prefixes(roster, self.planner.running, self.blocks, self.snapshots)
         self.loader = Loader(self.blocks, self.slots, executor.memory, self.snapshots, offload)
         self._commits = Committer(scheduler, saver, drafting, self.snapshots)
-        self._repeats = "repeat" in executor.provides and drafting is None and not windows.rows
+        unguessed = drafting is None and not windows.rows
+        self._depth = executor.depth if unguessed else 1
+        self._repeats = unguessed and "repeat" in executor.provides
         self._repeated: Repeated | None = None
         self._broken: Exception | None = None
-        roster.wake.heard = self.catch_up
+        self._asked = 0  # the step that policy was asked about last
+        self._boundary = clock.now()
+        self._free_at: float | None = None  # since when the executor has had no step
+        roster.wake.heard = self._heard
 
     async def run(self) -> ExecutorLost:
         """Plan, submit, wait, commit, until cancelled or the executor is lost; returns the loss."""
         try:
             return await self._run()
         finally:
+            self._asked = self._tally.steps  # who leaves from now on changes no step
             self.snapshots.end()
 
     async def _run(self) -> ExecutorLost:
-        boundary = self._clock.now()
         while True:
             self.reap()
+            self._roster.stirred, self._asked = False, self._tally.steps
             choice = self._scheduler.plan(self._view(self._clock.now()))
             for seq in choice.fetch:
                 self._fetch(seq)
@@ -104,22 +111,16 @@ class Stepper:
             arrived = self.loader.collect()
             planned = self.planner.plan(choice, self._roster.lives, arrived, self.snapshots.due())
             self._mark_opened(planned)
-            if self._repeats and planned is not None and self._scheduler.wake_at() is None:
-                times = times_of(choice, planned, self._roster, self.blocks.block_size)
-                planned.plan = planned.plan._replace(repeat=times)
             if planned is None or not (planned.plan.items or planned.plan.fills or planned.plan.snapshots):
                 self.slots.give([record.slot for record in arrived])
                 self._preempted(planned)
                 await self._idle()
-                boundary = self._clock.now()
+                self._boundary, self._free_at = self._clock.now(), None
                 continue
             try:
-                seconds = await self._step(planned)
+                await self._steps(planned, choice)
             except ExecutorLost as error:
                 return error
-            now = self._clock.now()
-            self._tally.overhead += max(0.0, now - boundary - seconds)
-            boundary = now
 
     def reap(self) -> None:
         """Forget sequences that are over; the only place where blocks of a live sequence are given back."""
@@ -132,26 +133,91 @@ class Stepper:
             self.planner.close(live)
             self._roster.forget(live)
 
-    async def _step(self, planned: Planned) -> float:
-        """Run one step; returns the executor's seconds."""
-        try:
-            # Only the end of the pool cancels this wait; then nobody plans on, so no block is reused under the step.
+    async def _steps(self, planned: Planned, choice: Choice) -> None:
+        """Run a step, and while nothing happens those after it, each submitted before the one before it is over.
+
+        Only the end of the pool cancels these waits; then nobody plans on, so no block is reused under a step.
+        """
+        if (more := self._unchanged(planned, choice)) and self._repeats:
+            planned.plan = planned.plan._replace(repeat=times_of(choice, planned, self.blocks.block_size))
             if planned.plan.repeat > 1:
-                return await self._repeat(planned)
-            result = await self._executed(planned)
+                await self._repeat(planned)
+                return
+        flight = deque([(planned, self._submit(planned))])
+        failed = False
+        while flight:
+            while more and len(flight) < self._depth and not (failed or self._roster.stirred):
+                if (after := self.planner.follow(flight[-1][0])) is None:
+                    break
+                flight.append((after, self._submit(after)))
+                self._tally.ahead += 1
+                more -= 1
+            planned, handle = flight.popleft()
+            failed = not await self._over(planned, handle, more=bool(flight), astray=failed) or failed
+            if self._broken is not None:
+                raise self._broken
+
+    def _unchanged(self, planned: Planned, choice: Choice) -> int:
+        """How many steps after this one would be planned like it if nothing happened but what they sample."""
+        plan, roster = planned.plan, self._roster
+        if choice.repeat <= 1 or roster.loading or len(plan.items) != len(roster.lives) or planned.slots:
+            return 0
+        if plan.opened or plan.fills or plan.masked or plan.snapshots or planned.preempted:
+            return 0
+        if any(item.length != 1 or planned.lives[item.seq].prefill_only for item in plan.items):
+            return 0
+        steady = (self._repeats or self._depth > 1) and self._scheduler.wake_at() is None
+        return choice.repeat - 1 if steady else 0
+
+    def _submit(self, planned: Planned) -> StepHandle:
+        """Hand a step to the executor, and note for how long it had none although there was one to be computed."""
+        handle = self._executor.submit(planned.plan)
+        if self._free_at is not None:
+            self._tally.gaps.add(self._clock.now() - self._free_at)
+            self._free_at = None
+        return handle
+
+    async def _over(self, planned: Planned, handle: StepHandle, *, more: bool, astray: bool) -> bool:
+        """Wait for a step and apply what came of it; returns whether it was good.
+
+        Args:
+            planned: The step.
+            handle: Of it.
+            more: Whether the executor has another one behind it.
+            astray: A step before it failed, for which it cannot but fail too: that is nobody's fault.
+        """
+        result: StepResult | None = None
+        try:
+            result = await self._executed(planned, handle)
         except StepFailed as error:
             _log.warning("pool %s: %s", self._name, error)
-            self._tally.failures += 1
+            self._tally.failures += not astray
             self._tally.seconds.add(0.0)
             self.snapshots.failed()
-            self._commits.failed(self.blocks, planned, error)
-            return 0.0
+            self._commits.failed(self.blocks, planned, error, astray=astray)
         except ExecutorLost:
             self._commits.lost(planned)
             raise
         finally:
+            now = self._clock.now()
             self.slots.give(planned.slots)
             self.loader.slots_freed()
+        if more:
+            self._tally.gaps.add(0.0)
+        else:
+            self._free_at = now
+        self._took(now, 0.0 if result is None else result.seconds)
+        if result is not None:
+            self._commit(planned, result)
+        return result is not None
+
+    def _took(self, now: float, seconds: float) -> None:
+        """A step is over, for so many seconds of which it was computed."""
+        self._tally.overhead += max(0.0, now - self._boundary - seconds)
+        self._boundary = now
+
+    def _commit(self, planned: Planned, result: StepResult) -> None:
+        """Apply a good step."""
         self._tally.steps += 1
         self._tally.seconds.add(result.seconds)
         self._tally.preemptions += len(planned.preempted)
@@ -164,11 +230,9 @@ class Stepper:
         self._commits.step(self.blocks, planned, result)
         if self._drafting is not None and result.seconds > 0 and all(item.samples for item in planned.plan.items):
             self._drafting.timed(sum(item.length for item in planned.plan.items), result.seconds)
-        return result.seconds
 
-    async def _executed(self, planned: Planned) -> StepResult:
-        """Submit a step, compute its masks while the model computes, and wait for it."""
-        handle = self._executor.submit(planned.plan)
+    async def _executed(self, planned: Planned, handle: StepHandle) -> StepResult:
+        """Compute a step's masks while the model computes, and wait for it."""
         if planned.plan.masked:
             work = [
                 (item.seq, matcher, item.drafts)
@@ -179,10 +243,10 @@ class Stepper:
             handle.masks(await self._offload(masks_of, work, self._executor.limits.vocab_size))
         return await handle.result()
 
-    async def _repeat(self, planned: Planned) -> float:
-        """Run a repeated step while others may cut it; returns the executor's seconds."""
+    async def _repeat(self, planned: Planned) -> None:
+        """Run a repeated step while others may cut it."""
         begin = self._clock.now()
-        repeated = self._repeated = Repeated(planned, self._executor.submit(planned.plan), begin)
+        repeated = self._repeated = Repeated(planned, self._submit(planned), begin)
         try:
             result = await repeated.handle.result()
         finally:
@@ -190,21 +254,33 @@ class Stepper:
         if self._broken is not None:
             raise self._broken
         self._commit_times(repeated, result)
-        return result.seconds
+        self._took(self._clock.now(), result.seconds)
+
+    def _heard(self) -> None:
+        """Something changed; while steps follow each other only those who come and leave matter."""
+        if self._repeated is not None or self._roster.stirred:
+            self.catch_up()
 
     def catch_up(self) -> None:
-        """End a repeated step behind the time under way; what single steps would have committed by now is committed.
+        """Let policy know what single steps would have told it by now; a repeated step ends behind the time under way.
 
         Called by whoever comes or leaves, before that changes anything, and whenever a step is to be planned anew.
         """
         repeated, self._repeated = self._repeated, None
-        if repeated is None or (result := repeated.handle.cut()) is None:
-            return
         try:
-            now = self._commit_times(repeated, result)
-            self._scheduler.plan(self._view(now))  # of the time under way; the choice is the same
+            if repeated is not None:
+                if (result := repeated.handle.cut()) is None:
+                    return
+                self._ask_again(self._commit_times(repeated, result))
+            elif self._asked < self._tally.steps:
+                self._ask_again(self._clock.now())
         except Exception as error:  # it is the pool that is broken, not whoever came
             self._broken = error
+
+    def _ask_again(self, now: float) -> None:
+        """Ask policy about the step under way, which was not planned by itself; the choice is the same."""
+        self._asked = self._tally.steps
+        self._scheduler.plan(self._view(now))
 
     def _commit_times(self, repeated: Repeated, result: StepResult) -> float:
         """Commit those times of a repeated step that nobody has been told of; returns when they were over."""
@@ -258,6 +334,7 @@ class Stepper:
         finally:
             self._roster.loading.discard(live.spec.seq)
             live.bringing = False
+            self._roster.stirred = True
             self._roster.wake.set()
 
     def _shed(self, choice: Choice) -> None:

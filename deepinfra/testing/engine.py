@@ -89,6 +89,7 @@ class Scenario:
     windows: tuple[int, ...] = ()
     snapshots: Literal["off", "ram", "disk"] = "disk"
     replicas: int = 1
+    depth: int = 1
 
 
 @dataclass(slots=True)
@@ -211,6 +212,7 @@ def random_scenario(rng: random.Random) -> Scenario:
         windows=rng.choice(((), (), (1,), (2, 2), (3,), (2, 3, 2), (5, 5))),
         snapshots=rng.choice(("off", "ram", "disk", "disk")),
         replicas=rng.choice((1, 1, 1, 2)),
+        depth=rng.choice((1, 2, 2, 3)),
     )
 
 
@@ -259,6 +261,7 @@ def _pool(scenario: Scenario, rng: random.Random, store: KVStore | None, name: s
         vocab_size=VOCAB,
         windows=scenario.windows,
     )
+    executor.depth = scenario.depth
     if scenario.executor != "sound":
         kinds = ("fail", "row") if scenario.executor == "failing" else ("lose",)
         executor = FlakyExecutor(executor, rng, rate=0.15, kinds=kinds)
@@ -414,6 +417,7 @@ def _cover(engine: Engine, store: KVStore | None, coverage: Coverage) -> None:
     for pool in engine.pools:
         stats = pool.stats()
         counts["steps"] += stats.steps
+        counts["steps ahead"] += stats.steps_ahead
         counts["preemptions"] += stats.preemptions
         counts["losses"] += stats.executor_losses
         counts["drafts accepted"] += stats.drafts_accepted

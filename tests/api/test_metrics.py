@@ -90,6 +90,7 @@ async def test_what_operators_need_is_there_before_the_first_request(engine: Eng
         "blocks",
         "steps_total",
         "overhead_seconds_total",
+        "step_gap_seconds_count",
         "prompt_tokens_total",
     } <= names
 

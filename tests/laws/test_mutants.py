@@ -305,6 +305,28 @@ def give_the_slot_of_a_snapshot_back_too_early(patch: Patch) -> None:
     patch.setattr(Snapshots, "park", park)
 
 
+def blame_a_step_for_the_one_before(patch: Patch) -> None:
+    original = Committer.failed
+
+    def failed(self: Committer, *args: Any, astray: bool = False) -> None:
+        original(self, *args)
+
+    patch.setattr(Committer, "failed", failed)
+
+
+def follow_without_telling_of_new_blocks(patch: Patch) -> None:
+    original = Planner.follow
+
+    def follow(self: Planner, planned: planner.Planned) -> planner.Planned | None:
+        after = original(self, planned)
+        if after is not None:
+            items = tuple(item._replace(blocks=()) for item in after.plan.items)
+            after.plan = after.plan._replace(items=items)
+        return after
+
+    patch.setattr(Planner, "follow", follow)
+
+
 WINDOWED: list[Callable[[Patch], None]] = [
     begin_without_the_snapshot,
     replay_one_row_short,
@@ -339,8 +361,18 @@ MUTANTS: list[Callable[[Patch], None]] = [
     take_what_was_sampled_not_what_is_kept,
     go_on_behind_a_complete_constraint,
     end_only_by_the_first_stop_id,
+    blame_a_step_for_the_one_before,
+    follow_without_telling_of_new_blocks,
     *WINDOWED,
 ]
+
+
+def followed(scenario: Scenario) -> Scenario:
+    """Steps that follow each other, some of which fail for some of their sequences."""
+    asks = tuple(replace(ask, n=2, max_tokens=12, constraint=None, leave_after=0) for ask in scenario.asks)
+    return replace(
+        scenario, asks=asks, blocks=200, max_seqs=8, windows=(), speculator="none", executor="failing", depth=2
+    )
 
 
 def hurried(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -371,6 +403,8 @@ def test_a_broken_engine_breaks_the_law(
         scenario = random_scenario(rng)
         if mutate is release_inside_a_step:
             scenario = hurried(scenario, rng)
+        if mutate is blame_a_step_for_the_one_before:
+            scenario = followed(scenario)
         if mutate in WINDOWED:
             scenario = windowed(scenario, rng)
         if mutate is take_snapshots_however_far_back:

@@ -33,6 +33,7 @@ def soak(first: int, count: int) -> Coverage:
 def check_covered(coverage: Coverage) -> None:
     for mechanism in (
         "preemptions",
+        "steps ahead",
         "losses",
         "drafts accepted",
         "drafts rejected",
