@@ -33,6 +33,7 @@
     ├── ExecutorError               executor-error
     │   ├── StepFailed              step-failed           one step failed for these sequences; the executor lives
     │   └── ExecutorLost            executor-lost         the executor is gone; it may be entered again
+    ├── ReceiptError                invalid-receipt       a receipt cannot be read, or was altered
     └── InjectionError              injection             a control token would come from user text (an incident)
 
 Constructors take facts and build the sentence, so that the same situation always reads the same.
@@ -68,6 +69,7 @@ __all__ = (
     "PluginError",
     "PoolFailedError",
     "RateLimitedError",
+    "ReceiptError",
     "RequestError",
     "ResourceError",
     "StepFailed",
@@ -278,6 +280,12 @@ class RateLimitedError(Overloaded):
     """Raised when a caller makes more requests than its API key allows."""
 
     code = "rate-limited"
+
+
+class ReceiptError(DeepinfraError):
+    """Raised when a receipt cannot be read: names the field that is wrong, or says that it was altered."""
+
+    code = "invalid-receipt"
 
 
 class InjectionError(DeepinfraError):

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from deepinfra.api.chat.request import CHAT, ChatProtocol
 from deepinfra.api.completions.request import CompletionProtocol
-from deepinfra.api.endpoint import Door, Endpoint, Query
+from deepinfra.api.endpoint import Door, Endpoint, Query, ReceiptPolicy
 from deepinfra.api.errors import WireError, wire_error, wire_error_of
 from deepinfra.api.gate import Gate, KeyRing
 from deepinfra.api.messages.count import TokenCount
@@ -69,6 +69,7 @@ def asgi(
     max_stored_nbytes: int = 256 * 1024 * 1024,
     stored_ttl_s: float = 24 * 3600.0,
     tenant_metrics: bool = False,
+    receipts: ReceiptPolicy = "asked",
     clock: Clock | None = None,
     offload: Offload | None = None,
 ) -> App:
@@ -93,6 +94,8 @@ def asgi(
         max_stored_nbytes: Most bytes of them.
         stored_ttl_s: How long after its last use one is kept, in seconds.
         tenant_metrics: Tell each tenant's numbers by its name on `/metrics`, which needs no key.
+        receipts: Which answers carry `deepinfra.receipt`, which says what decided their tokens: those for which it is
+            asked, all, or none.
         clock: Time for `created`, the date in prompts, limits of keys and the access log.
         offload: Threads for parsing large bodies.
 
@@ -103,7 +106,14 @@ def asgi(
     if not engines:
         raise ValueError("an application needs at least one engine")
     clock, offload = clock or SystemClock(), offload or ThreadOffload()
-    door = Door(max_body_nbytes=max_body_nbytes, max_n=max_n, keepalive_s=keepalive_s, clock=clock, offload=offload)
+    door = Door(
+        max_body_nbytes=max_body_nbytes,
+        max_n=max_n,
+        keepalive_s=keepalive_s,
+        clock=clock,
+        offload=offload,
+        receipts=receipts,
+    )
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncGenerator[None]:

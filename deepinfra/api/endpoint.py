@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
@@ -23,10 +23,10 @@ from deepinfra.api.protocol import Call, Json, Received, WireProtocol
 from deepinfra.api.retention import retention_of
 from deepinfra.api.sse import EventStream, encoded
 from deepinfra.engine import Engine
-from deepinfra.errors import DeepinfraError, ModelUnknownError, RequestError
+from deepinfra.errors import DeepinfraError, ModelUnknownError, RequestError, UnsupportedFieldError
 from deepinfra.interfaces.given import Clock, Offload
 
-__all__ = ("DEADLINE", "Door", "Endpoint", "Query")
+__all__ = ("DEADLINE", "RECEIPT", "Door", "Endpoint", "Query", "ReceiptPolicy")
 
 T = TypeVar("T")
 
@@ -39,6 +39,12 @@ _JSON = [(b"content-type", b"application/json")]
 
 EXPLAIN = "x-deepinfra-explain"
 """The header that asks why no more of a prompt was found in the cache."""
+
+RECEIPT = "x-deepinfra-receipt"
+"""The header that asks what decided an answer's tokens, for clients whose bodies have no room for `deepinfra`."""
+
+ReceiptPolicy: TypeAlias = Literal["never", "asked", "always"]
+"""Which answers carry a receipt."""
 
 DEADLINE = "x-deepinfra-deadline-s"
 """The header that says after how many seconds an answer is of no use any more."""
@@ -55,6 +61,7 @@ class Door:
     keepalive_s: float
     clock: Clock
     offload: Offload
+    receipts: ReceiptPolicy = "asked"
 
     async def read(
         self, scope: Scope, receive: Receive, parse: Callable[[Json, Received], T], *, off_loop: bool = False
@@ -163,7 +170,8 @@ class Endpoint:
 
     def _call(self, raw: Json, received: Received) -> Call:
         call = self._protocol.parse(raw, received)
-        explain, deadline_s = _explains(received), _deadline_s(received)
+        explain, deadline_s = _switched(received, EXPLAIN), _deadline_s(received)
+        receipt = self._certifies(received, asked=any(request.receipt for request in call.requests))
         requests = (
             replace(
                 request,
@@ -171,10 +179,18 @@ class Endpoint:
                 retention=retention_of(request, received),
                 explain=explain and number == 0,
                 deadline_s=deadline_s,
+                receipt=receipt,
             )
             for number, request in enumerate(call.requests)
         )
         return replace(call, requests=tuple(requests))
+
+    def _certifies(self, received: Received, *, asked: bool) -> bool:
+        """Whether the answers carry a receipt; `asked` says the body."""
+        header = _switched(received, RECEIPT)
+        if (asked or header) and self._door.receipts == "never":
+            raise UnsupportedFieldError("deepinfra.receipt" if asked else RECEIPT, "is not given by this server")
+        return asked or header or self._door.receipts == "always"
 
     def _engine(self, call: Call, record: RequestRecord) -> Engine:
         engine = self._engines.get(call.model)
@@ -191,10 +207,10 @@ class Endpoint:
             await _refuse(send, self._protocol, told, request_id)
 
 
-def _explains(received: Received) -> bool:
-    value = received.headers.get(EXPLAIN, "0")
+def _switched(received: Received, header: str) -> bool:
+    value = received.headers.get(header, "0")
     if value not in ("0", "1"):
-        raise RequestError(f"the header {EXPLAIN} is 0 or 1, not {value[:32]!r}", EXPLAIN)
+        raise RequestError(f"the header {header} is 0 or 1, not {value[:32]!r}", header)
     return value == "1"
 
 

@@ -21,6 +21,7 @@ from deepinfra.api.wire import add_usage
 from deepinfra.core.events import Event, Failed
 from deepinfra.core.request import Usage
 from deepinfra.engine import Engine, Stream
+from deepinfra.engine.receipts import joined
 
 __all__ = ("AnswerFailed", "Exchange", "unless_gone")
 
@@ -72,7 +73,7 @@ async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
 def _fingerprint(engine: Engine) -> str:
     facts: list[object] = [engine.recipe.version]
     for pool in engine.pools:
-        facts.append(pool.executor.identity)
+        facts += (pool.executor.identity, pool.computing)
         if any(group.kind == "window" for group in pool.executor.layout.groups):
             facts.append(pool.replay)
     return f"fp_{hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:16]}"
@@ -125,7 +126,13 @@ class Exchange:
         explanation = self._streams[0].explanation
         if explanation is not None and self._record.key == "-":  # without keys, callers share a tenant with anybody
             explanation = explanation.without_text()
-        return Extension(seed=self._streams[0].seed, cached=self._usage.cached, explanation=explanation)
+        receipts = [receipt for stream in self._streams if (receipt := stream.receipt) is not None]
+        return Extension(
+            seed=self._streams[0].seed,
+            cached=self._usage.cached,
+            explanation=explanation,
+            receipt=joined(receipts) if receipts else None,
+        )
 
     async def _deliver(self) -> None:
         """Every prompt's events, as they come; errors are kept, so that they leave the engine's contexts unwrapped."""

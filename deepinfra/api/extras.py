@@ -127,4 +127,5 @@ class ExtraFields(SamplingFields):
             constraint=constraint,
             priority=-(self.priority or 0),
             salt=self.cache_salt or "",
+            receipt=self.wants_receipt,
         )

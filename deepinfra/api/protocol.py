@@ -15,6 +15,7 @@ from deepinfra.core.events import Event
 from deepinfra.core.kv import Traffic
 from deepinfra.core.request import PUBLIC, CachedTokens, GenerateRequest, Usage
 from deepinfra.engine.explain import Explanation
+from deepinfra.engine.receipts import Receipt, receipt_json
 
 __all__ = (
     "Call",
@@ -79,6 +80,7 @@ class Extension:
     seed: int
     cached: CachedTokens
     explanation: Explanation | None = None
+    receipt: Receipt | None = None
 
     def json(self) -> Json:
         """`seed` reproduces the answer; `cached_tokens` are prompt tokens not computed, by tier.
@@ -86,15 +88,17 @@ class Extension:
         `cached_age_s` are seconds since the oldest of a tier's records was saved; the device and stores that do not
         know are left out. `replay` is `bounded` where cached KV or windows are an approximation: the server is set up
         to rebuild sliding windows so. `explain` is there if a header asked for it: why no more of the first prompt was
-        found.
+        found. `receipt`, if it was asked for, says what decided the tokens.
         """
         explained: Json = {} if self.explanation is None else {"explain": explanation_json(self.explanation)}
+        certified: Json = {} if self.receipt is None else {"receipt": receipt_json(self.receipt)}
         return {
             "seed": self.seed,
             "cached_tokens": {"device": self.cached.device, **self.cached.store},
             "cached_age_s": {tier: round(age_s, 3) for tier, age_s in self.cached.age_s.items()},
             **({"replay": "bounded"} if self.cached.approximate else {}),
             **explained,
+            **certified,
         }
 
 

@@ -83,10 +83,17 @@ Salt = Annotated[str, Field(min_length=1, max_length=512)]
 """`cache_salt`, as in vLLM."""
 
 
+class Extensions(Options):
+    """`deepinfra` of a request: what only this server can be asked for."""
+
+    receipt: bool | None = None
+
+
 class RequestFields(Options):
     """Base of a request's body.
 
     Attributes:
+        deepinfra: See `Extensions`.
         IGNORED: Fields accepted without effect on the answer, because none is theirs: bookkeeping and billing of
             the caller, hints for speed.
         NEUTRAL: Fields refused unless they say what happens anyway (`null` always does).
@@ -94,6 +101,13 @@ class RequestFields(Options):
 
     IGNORED: ClassVar[frozenset[str]] = frozenset()
     NEUTRAL: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = {}
+
+    deepinfra: Extensions | None = None
+
+    @property
+    def wants_receipt(self) -> bool:
+        """Whether a receipt is asked for."""
+        return bool(self.deepinfra and self.deepinfra.receipt)
 
     def check(self) -> None:
         """Rules between fields.

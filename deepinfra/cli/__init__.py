@@ -19,6 +19,7 @@ from deepinfra.cli import (
     profile,
     pull,
     recipe,
+    replay,
     serve,
     top,
 )
@@ -44,6 +45,7 @@ app.command("explain")(explain.explain)
 app.command("plugins")(plugins.plugins)
 app.command("check-plugin")(check_plugin.check_plugin)
 app.command("doctor")(doctor.doctor)
+app.command("replay")(replay.replay)
 app.command("profile")(profile.profile)
 app.command("top")(top.top)
 app.add_typer(bench.bench, name="bench")

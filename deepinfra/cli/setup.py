@@ -15,7 +15,12 @@ __all__ = ("OFFLINE", "Config", "Model", "blueprint_for", "fetch_models")
 
 Config = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Configuration file; by default deepinfra.toml in this folder, if there is one."),
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="Configuration file; by default deepinfra.toml in this folder, if there is one.",
+    ),
 ]
 Model = Annotated[
     str | None, typer.Option(metavar="NAME", help="Catalogue name (smollm2), path of a model, or hub id (org/name).")

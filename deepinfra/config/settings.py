@@ -79,6 +79,10 @@ class ApiSettings(BaseModel):
     tenant_metrics: bool = Field(
         default=False, description="tell each tenant's numbers by its name on `/metrics`, which needs no key"
     )
+    receipts: Literal["never", "asked", "always"] = Field(
+        default="asked",
+        description="which answers carry `deepinfra.receipt`: what decided their tokens, for `deepinfra replay`",
+    )
 
 
 class ServerSettings(BaseModel):

@@ -36,10 +36,6 @@ class TextInput:
     text: str
 
 
-PromptInput: TypeAlias = Conversation | TextInput | tuple[int, ...]
-"""A conversation, bare text, or token ids as the client counted them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """What a recipe makes of a request's input.
@@ -74,12 +70,16 @@ class Prompt:
     begun: str = ""
 
 
+PromptInput: TypeAlias = Conversation | TextInput | tuple[int, ...] | Prompt
+"""A conversation, bare text, token ids as the client counted them, or a prompt as a recipe rendered it before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One request: what to continue and how.
 
     Attributes:
-        input: A conversation, bare text or token ids.
+        input: A conversation, bare text, token ids or a rendered prompt, which states its own constraint.
         sampling: How tokens are drawn.
         n: Independent answers; each has its own draws.
         seed: `None` lets the engine draw one; the answer's events carry what was used.
@@ -95,6 +95,7 @@ class GenerateRequest:
         deadline_s: Give up after this many seconds from admission.
         salt: Narrows what its KV is shared with: prompts of the same tenant and the same salt, and nothing else.
         explain: Say why what was not found in the cache was not; its first answer's stream has the explanation.
+        receipt: Say what decided the tokens; the stream has the receipt when every answer is complete.
     """
 
     input: PromptInput
@@ -114,6 +115,7 @@ class GenerateRequest:
     request_id: RequestId | None = None
     salt: str = ""
     explain: bool = False
+    receipt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

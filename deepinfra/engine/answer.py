@@ -13,6 +13,8 @@ from deepinfra.core.request import CachedTokens, FinishReason, GenerateRequest, 
 from deepinfra.engine.explain import Miss, explanation_of
 from deepinfra.engine.live import Delta, Ending, Live
 from deepinfra.engine.meters import Meters
+from deepinfra.engine.receipts.record import Answered
+from deepinfra.engine.receipts.writing import LogprobDigest
 from deepinfra.engine.stops import StopFilter
 from deepinfra.engine.stream import Mailbox, Stream
 from deepinfra.errors import ClientTimeoutError, DeadlineExceededError, EngineError
@@ -48,7 +50,11 @@ class Answer:
         self._tokenizer: Tokenizer = settings.recipe.tokenizer
         self._parser: OutputParser = settings.recipe.parser(stream.prompt, spec.choice)
         self._stops = StopFilter(request.stop, spec.choice)
-        self._tokens = 0
+        self._ids: list[int] = []
+        self._logprob_digest: LogprobDigest | None = None
+        if request.receipt and spec.sampling.logprobs is not None:
+            self._logprob_digest = LogprobDigest()
+        self._reason: FinishReason | None = None
         self._reasoning = self._undecided = 0
         self._called_tool = False
         self._cached = CachedTokens()
@@ -60,7 +66,7 @@ class Answer:
         """Read a sequence until it ends in this pool; a stop string ends it here."""
         while True:
             delta = await live.next()
-            if not self._tokens:
+            if not self._ids:
                 self._cached = live.cached
                 self._written = live.written if delta.tokens else 0
                 if live.miss is not None and delta.tokens:
@@ -131,7 +137,9 @@ class Answer:
 
     def _feed(self, token: int, entries: Sequence[TokenLogprobs]) -> list[Event]:
         """Events of one token, cut at a stop string."""
-        self._tokens += 1
+        self._ids.append(token)
+        if self._logprob_digest is not None:
+            self._logprob_digest.add(entries)
         # A stop id ends the answer and is no part of it.
         if token in self.spec.stop_ids:
             return []
@@ -189,7 +197,7 @@ class Answer:
         """Tokens of this answer so far."""
         return Usage(
             prompt_tokens=self.spec.prompt_len,
-            completion_tokens=self._tokens,
+            completion_tokens=len(self._ids),
             reasoning_tokens=self._reasoning,
             cached=self._cached,
             cache_write_tokens=self._written,
@@ -225,12 +233,21 @@ class Answer:
                 last += self._stops.flush()
         if self._called_tool and reason == "stop":
             reason = "tool_calls"
+        self._reason = reason
         last.append(
             Finished(
                 choice=self.spec.choice, reason=reason, usage=self.usage, stop=self._stops.stopped, seed=self.spec.seed
             )
         )
         self._put(last)
+
+    @property
+    def told(self) -> Answered | None:
+        """What a receipt says of it; `None` unless it is complete."""
+        if self._reason is None:
+            return None
+        digest = "" if self._logprob_digest is None else self._logprob_digest.hex()
+        return Answered(tokens=tuple(self._ids), finish=self._reason, stop=self._stops.stopped or "", logprobs=digest)
 
     @property
     def _limited_by_context(self) -> bool:

@@ -28,6 +28,8 @@ from deepinfra.engine.live import Ending, Live
 from deepinfra.engine.meters import Meters
 from deepinfra.engine.pool import Pool
 from deepinfra.engine.public import PublicPrefixes
+from deepinfra.engine.receipts.record import Receipt
+from deepinfra.engine.receipts.writing import Receipts, check_tellable
 from deepinfra.engine.routes import Route, least_loaded
 from deepinfra.engine.sources import Chain, Kin
 from deepinfra.engine.stats import EngineStats, State
@@ -159,6 +161,7 @@ class Engine(AsyncContextManagerMixin):
                 self._tasks = await stack.enter_async_context(anyio.create_task_group())
                 stack.callback(self._tasks.cancel_scope.cancel)
                 self._tasks.start_soon(self._watch_lag)
+                self._receipts = Receipts(self.recipe, self._first, self._last, self.name)
                 self._entered, self._draining = True, False
                 try:
                     yield self
@@ -216,6 +219,10 @@ class Engine(AsyncContextManagerMixin):
             if isinstance(given, Conversation):
                 public = await self._public.shared(prompt.ids, given.now)
             stream, answers = self._answers(request, prompt, arrived, public)
+            if request.receipt:
+                check_tellable(request.sampling)
+                await self._receipts.prepare(self._offload)
+                stream.certify(lambda: self._receipts.write(request, stream, answers))
             for answer in answers:
                 scope: anyio.CancelScope = await self._tasks.start(self._drive, answer)
                 scopes.append(scope)
@@ -238,15 +245,30 @@ class Engine(AsyncContextManagerMixin):
             raise EngineNotRunningError
         return len((await self._render(GenerateRequest(input=given))).ids)
 
+    async def receipt(self) -> Receipt:
+        """What its receipts say of itself: one without requests.
+
+        Raises:
+            EngineNotRunningError: Nobody entered the engine.
+        """
+        if not self._entered:
+            raise EngineNotRunningError
+        await self._receipts.prepare(self._offload)
+        return self._receipts.blank()
+
     async def _render(self, request: GenerateRequest) -> Prompt:
         """Exact ids of a request's input, off the loop when it is long."""
         given = request.input
         if isinstance(given, tuple):
+            given = Prompt(
+                ids=given, stop_ids=self.recipe.tokenizer.eos_ids, start="raw", constraint=request.constraint
+            )
+        if isinstance(given, Prompt):
             size = self._first[0].limits.vocab_size
-            if given and not 0 <= min(given) <= max(given) < size:
-                wrong = next(token for token in given if not 0 <= token < size)
+            if given.ids and not 0 <= min(given.ids) <= max(given.ids) < size:
+                wrong = next(token for token in given.ids if not 0 <= token < size)
                 raise RequestError(f"token id {wrong} is outside the vocabulary of {size}", "prompt")
-            return Prompt(ids=given, stop_ids=self.recipe.tokenizer.eos_ids, start="raw", constraint=request.constraint)
+            return given
         if not isinstance(given, TextInput) and request.constraint is not None:
             given = replace(given, constraint=request.constraint)
         length = len(given.text) if isinstance(given, TextInput) else characters(given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -12,6 +13,9 @@ import anyio.lowlevel
 from deepinfra.core.events import Event, Failed, Finished, ReasoningDelta, TextDelta, ToolArgumentsDelta
 from deepinfra.core.request import CachedTokens, Prompt, Usage
 from deepinfra.engine.explain import Explanation
+
+if TYPE_CHECKING:
+    from deepinfra.engine.receipts.record import Receipt
 
 __all__ = ("Mailbox", "Signal", "Stream")
 
@@ -108,12 +112,14 @@ class Stream:
         seed: The seed in use, given or drawn.
         n: Number of choices.
         explanation: Why no more of the prompt was found, if the request asked for it; there with the first event.
+        receipt: What decided the tokens, if the request asked for it; there behind the last event, unless one failed.
     """
 
     def __init__(self, prompt: Prompt, seed: int, n: int, mailbox: Mailbox) -> None:
         self.prompt, self.seed, self.n = prompt, seed, n
         self.explanation: Explanation | None = None
         self._mailbox = mailbox
+        self._receipt: Callable[[], Receipt | None] = lambda: None
         self._usage: dict[int, Callable[[], Usage]] = {}
         self._open = n
 
@@ -135,6 +141,15 @@ class Stream:
             cached=replace(cached, approximate=any(usage.cached.approximate for usage in usages)),
             cache_write_tokens=by_choice[0].cache_write_tokens if 0 in by_choice else 0,
         )
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """See the class."""
+        return None if self._open else self._receipt()
+
+    def certify(self, receipt: Callable[[], Receipt | None]) -> None:
+        """Note who writes the receipt; called by the engine."""
+        self._receipt = receipt
 
     def count(self, choice: int, usage: Callable[[], Usage]) -> None:
         """Note who knows a choice's tokens so far; called by the engine."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from deepinfra.api import metrics
 from deepinfra.api.chat.messages import AssistantMessage, PlainMessage, ToolMessage, UserMessage
 from deepinfra.api.chat.request import ChatRequest
 from deepinfra.api.completions.request import DEFAULT_MAX_TOKENS, CompletionRequest
+from deepinfra.api.endpoint import RECEIPT
 from deepinfra.api.errors import STATUS
 from deepinfra.api.messages.request import MessagesRequest
 from deepinfra.api.responses.request import ResponsesRequest
@@ -34,6 +36,7 @@ from deepinfra.config.keys import KeyEntry
 from deepinfra.config.settings import PartChoice, ServerSettings
 from deepinfra.config.sources import ENV_PREFIX
 from deepinfra.core.kv import Traffic
+from deepinfra.engine.receipts import VERSION, Answered, Asked, ExecutorFacts, Receipt
 from deepinfra.executors.toy import ToyExecutor
 from deepinfra.interfaces import Executor, ExpertPlacer, KVStore, Recipe, Scheduler, Speculator
 from deepinfra.registry import KINDS, load_plugins
@@ -75,6 +78,7 @@ MEANINGS = {
     "logit_bias": "Token ids to what is added to their logits.",
     "logprobs": "Return the logarithm of each chosen token's probability.",
     "top_logprobs": "And that of so many alternatives.",
+    "deepinfra": "What only this server can be asked for: `receipt`; see [receipts](#receipts).",
     "ignore_eos": "Go on past the model's own end; for benchmarks.",
     "tools": "Functions that the model may call.",
     "tool_choice": "Whether it must, may or must not call one.",
@@ -312,6 +316,18 @@ The first of these that says something decides: the key's `retention`; the heade
 `cache_control.ttl`; the kind of request. Requests with tools are `agent`, other conversations `chat`, completions
 `default`; the store's options say how long each lives. See [how to](../howto/kv-cache.md#how-long-kv-is-kept).
 
+## Receipts
+
+`"deepinfra": {{"receipt": true}}` in a body, or the header `{RECEIPT}: 1`, adds `deepinfra.receipt` to the
+answer: what decided its tokens. `api.receipts` can refuse that to everybody, or give it with every answer. In a stream
+it is in the event that carries `deepinfra`. [How to](../howto/receipts.md) compute an answer again from it.
+
+{_receipt_tables()}
+
+Fields that have their default are left out. A receipt of version {VERSION} takes about 1,000 bytes, six more for each
+token of prompt and answer, and as many as `constraint` has. It names no caller: no key, tenant, salt, path or header is
+in it.
+
 ## Messages
 
 {_messages()}
@@ -344,6 +360,28 @@ behind them; only those of a last message may be open.
   behind a shorter one.
 - `/v1/models` has OpenAI's fields and Anthropic's, and its pages.
 """
+
+
+def _receipt_tables() -> str:
+    """A table for each of a receipt's objects, from the docstrings of their classes."""
+    names = {
+        Receipt: "receipt",
+        ExecutorFacts: "receipt.executors[]",
+        Asked: "receipt.requests[]",
+        Answered: "receipt.requests[].answers[]",
+    }
+    return "\n\n".join(
+        table((f"`{name}`", "meaning"), [(code(field), meaning) for field, meaning in _attributes(kind)])
+        for kind, name in names.items()
+    )
+
+
+def _attributes(kind: type) -> Iterator[tuple[str, str]]:
+    """What a class's docstring says of its attributes, one line each."""
+    _, _, listed = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+    for entry in re.split(r"\n    (?=\w+: )", f"\n{listed}")[1:]:
+        field, _, meaning = entry.partition(": ")
+        yield field, " ".join(meaning.split())
 
 
 def _classes() -> str:

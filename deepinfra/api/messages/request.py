@@ -251,6 +251,7 @@ class MessagesProtocol:
             fit=True,
             stop=tuple(fields.stop_sequences or ()),
             retention=Retention(least_s=fields.least_s),
+            receipt=fields.wants_receipt,
         )
         return Call(
             model=fields.model,

@@ -228,6 +228,7 @@ class Responses:
             ignore_eos=bool(fields.ignore_eos),
             retention=body_retention(fields.prompt_cache_retention, fields.prompt_cache_options),
             salt=fields.cache_salt or "",
+            receipt=fields.wants_receipt,
         )
         return Call(
             model=fields.model,
