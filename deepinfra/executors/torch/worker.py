@@ -5,10 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
-import anyio.from_thread
 import anyio.lowlevel
 
 from deepinfra.errors import ExecutorLost
@@ -50,7 +49,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Job[object] | None] = queue.SimpleQueue()
-        self._token = anyio.lowlevel.current_token()
+        self._tell = _teller()
         self._ended = anyio.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.leaving = threading.Event()
@@ -75,5 +74,15 @@ class Worker:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            anyio.from_thread.run_sync(job.run(gone=self.leaving.is_set()), token=self._token)
-        anyio.from_thread.run_sync(self._ended.set, token=self._token)
+            self._tell(job.run(gone=self.leaving.is_set()))
+        self._tell(self._ended.set)
+
+
+def _teller() -> Callable[[Callable[[], None]], object]:
+    """Has a function called on this event loop, from any thread and without waiting for it.
+
+    `anyio.from_thread.run_sync` waits: the next step would begin a turn of the loop later, 70 us with nothing to do.
+    """
+    loop: Any = anyio.lowlevel.current_token().native_token
+    soon: Callable[[Callable[[], None]], object] = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
+    return soon
