@@ -78,10 +78,16 @@ def decode(name: str, raw: memoryview, dtype: str, shape: Sequence[int]) -> NDAr
     Raises:
         UnsupportedModelError: The gguf package cannot decode this format.
     """
-    import gguf
     import numpy as np
 
     flat = np.frombuffer(raw, np.uint8)
+    # Without the package, whose import takes longer than reading a small model.
+    if dtype in ("F32", "F16"):
+        return flat.view(np.float32 if dtype == "F32" else np.float16).astype(np.float32).reshape(tuple(shape))
+    if dtype == "BF16":
+        return (flat.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tuple(shape))
+    import gguf
+
     try:
         decoded = gguf.quants.dequantize(flat, gguf.GGMLQuantizationType[dtype])
     except (KeyError, NotImplementedError):

@@ -20,7 +20,7 @@ from deepinfra.models.ggml_types import GGML_TYPES, GgmlType
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ("GgufFile", "GgufTensor", "MetaValue", "map_file", "open_gguf")
+__all__ = ("GgufFile", "GgufTensor", "MetaValue", "drop_pages", "map_file", "open_gguf")
 
 MetaValue: TypeAlias = "str | int | float | bool | list[MetaValue]"
 
@@ -98,6 +98,12 @@ def map_file(path: Path) -> memoryview:
             return memoryview(mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def drop_pages(data: memoryview) -> None:
+    """Gives the memory of a mapped file's pages back to the kernel; they are read again when they are looked at."""
+    if isinstance(data.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        data.obj.madvise(mmap.MADV_DONTNEED)
 
 
 def open_gguf(path: Path) -> GgufFile:

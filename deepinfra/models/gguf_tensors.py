@@ -9,6 +9,7 @@ import numpy as np
 
 from deepinfra.errors import ModelError, UnsupportedModelError
 from deepinfra.models.ggml_types import decode
+from deepinfra.models.gguf_file import drop_pages
 from deepinfra.models.gguf_rope import FREQS_TENSOR
 from deepinfra.models.records import TensorInfo
 
@@ -92,6 +93,10 @@ class GgufTensors:
         """Returns a tensor decoded to float32."""
         row = self._row(name)
         return decode(name, self.raw(name), row.type.name, row.shape)
+
+    def release(self) -> None:
+        """Gives back the memory of what was read."""
+        drop_pages(self._file.data)
 
     def _row(self, name: str) -> GgufTensor:
         try:

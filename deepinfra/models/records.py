@@ -89,6 +89,10 @@ class TensorSource(Protocol):
         """
         ...
 
+    def release(self) -> None:
+        """Gives back the memory of what was read; views stay valid and read the file anew, without what was written."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from deepinfra.errors import ModelError, UnsupportedModelError
-from deepinfra.models.gguf_file import map_file
+from deepinfra.models.gguf_file import drop_pages, map_file
 from deepinfra.models.records import TensorInfo
 
 if TYPE_CHECKING:
@@ -170,6 +170,11 @@ class SafeTensors:
         if info.dtype not in _NUMPY:
             raise UnsupportedModelError(f"dtype of tensor {name}", info.dtype, "cannot be decoded")
         return np.frombuffer(data, _NUMPY[info.dtype]).astype(np.float32).reshape(info.shape)
+
+    def release(self) -> None:
+        """Gives back the memory of what was read."""
+        for data in {id(entry.data.obj): entry.data for entry in self._entries.values()}.values():
+            drop_pages(data)
 
     def _entry(self, name: str) -> _Entry:
         try:

@@ -16,7 +16,7 @@ from typing import Final
 
 from deepinfra_kernels.cpu import PATHS
 
-__all__ = ("BuildError", "build", "cached", "intact")
+__all__ = ("BuildError", "build", "cached", "intact", "why_not")
 
 _SOURCES: Final = Path(__file__).parent / "csrc"
 
@@ -63,12 +63,12 @@ def build(
         BuildError: There is no compiler, it failed, or the folder cannot be written.
     """
     stem = _stem(path)
-    program = shutil.which(compiler) if compiler else next(filter(None, map(shutil.which, _COMPILERS)), None)
+    program = _find(compiler)
     try:
         if program is None:
             if (found := cached(path, cache)) is not None:
                 return found
-            raise BuildError(f"no C++ compiler: {compiler or ', '.join(_COMPILERS)} is not installed")
+            raise BuildError(_no_compiler(compiler))
         target = cache / f"{stem}-{_digest(_version(Path(program), cache).encode())[:8]}.so"
         if intact(target):
             return target
@@ -81,6 +81,11 @@ def build(
     except OSError as error:
         raise BuildError(f"{error.filename or cache}: {error.strerror or error}") from error
     return target
+
+
+def why_not(path: str, cache: Path, *, compiler: str | None = None) -> str:
+    """Why `build` would fail at once; empty if it has a library or a compiler. Starts nothing."""
+    return "" if _find(compiler) or cached(path, cache) else _no_compiler(compiler)
 
 
 def cached(path: str, cache: Path) -> Path | None:
@@ -96,6 +101,14 @@ def intact(file: Path) -> bool:
     except FileNotFoundError:
         return False
     return len(data) > 32 and hashlib.sha256(data[:-32]).digest() == data[-32:]
+
+
+def _find(compiler: str | None) -> str | None:
+    return shutil.which(compiler) if compiler else next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def _no_compiler(compiler: str | None) -> str:
+    return f"there is no C++ compiler: {compiler or ', '.join(_COMPILERS)} is not installed"
 
 
 def _stem(path: str) -> str:

@@ -31,6 +31,11 @@ class Library:
     file: Path
     functions: ctypes.CDLL
 
+    @property
+    def fingerprint(self) -> str:
+        """Digests of sources, flags and torch's version, and of the compiler's version: the same on other machines."""
+        return self.file.stem.removeprefix(f"{self.path}-")
+
 
 def load(
     path: str, cache: Path, *, compiler: str | None = None, tell: Callable[[str], None] = lambda line: None

@@ -252,7 +252,7 @@ def _room(nbytes: int) -> NDArray[np.uint8]:
 
     Streams of weights pass 4 KiB pages faster than the table walker: measured, see the benchmark.
     """
-    memory = mmap.mmap(-1, nbytes)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
     if _MADV_HUGEPAGE is not None and nbytes >= _HUGE_PAGE:
         memory.madvise(_MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)

@@ -38,12 +38,13 @@ class KVBlocks:
         self.num_kv_heads, self.head_dim = config.num_kv_heads, config.head_dim
         self.num_layers = len(config.paged) if layers is None else layers
         shape = (self.num_layers, 2, config.num_kv_heads, num_blocks, block_size, config.head_dim)
+        count = int(np.prod(shape, dtype=np.int64))
         # Mapped on demand, page by page. numpy's own zeros ask for huge pages: a block, which touches every plane of
         # layers and heads, then took 2 MiB of each, 380 MB for SmolLM2's first token.
-        memory = mmap.mmap(-1, max(1, int(np.prod(shape, dtype=np.int64)) * itemsize))
-        self.words: NDArray[np.signedinteger] = np.frombuffer(
-            memory, np.dtype(f"i{itemsize}"), count=int(np.prod(shape, dtype=np.int64))
-        ).reshape(shape)
+        memory = mmap.mmap(-1, max(1, count * itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        words = np.frombuffer(memory, np.dtype(f"i{itemsize}"), count=count)
+        self.words: NDArray[np.signedinteger] = words.reshape(shape)
 
     def clear(self, blocks: Iterable[int]) -> None:
         """Zero blocks."""

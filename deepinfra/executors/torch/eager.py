@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from deepinfra.executors.torch.batch import build_batch
+from deepinfra.executors.torch.decoder import DecoderConfig
 from deepinfra.executors.torch.families.decoder import Decoder
 from deepinfra.executors.torch.kv import PagedKV
+from deepinfra.executors.torch.ops import warm_allocator
 from deepinfra.executors.torch.rows import Drawn, Row, Rows, StepModel
 from deepinfra.executors.torch.sampler import sample
+from deepinfra.executors.torch.weights.read import WeightReader
 from deepinfra.executors.torch.windows import Windows
+from deepinfra.models import TensorSource
 
-__all__ = ("Eager",)
+__all__ = ("Eager", "load_eager")
 
 
 class Eager(StepModel):
@@ -52,4 +56,39 @@ class Eager(StepModel):
     def sample(self, rows: Sequence[Row]) -> list[Drawn]:
         """See `StepModel.sample`."""
         assert self._logits is not None
-        return sample(self._logits, rows)
+        return sample(self._logits.float().numpy(), rows)
+
+
+def load_eager(
+    tensors: TensorSource,
+    config: DecoderConfig,
+    *,
+    dtype: str,
+    num_blocks: int,
+    num_pages: int,
+    block_size: int,
+    threads: int | None,
+    checkpoint: Callable[[], None],
+) -> tuple[Eager, PagedKV, Windows | None]:
+    """Read a model's weights and make room for its KV; to be called on the thread that will run its steps.
+
+    Args:
+        tensors: The model's files.
+        config: What it is made of.
+        dtype: Element type.
+        num_blocks: Blocks of KV.
+        num_pages: Pages of windows.
+        block_size: Positions of each.
+        threads: Of torch; default: its own choice.
+        checkpoint: Called before each tensor; raises to give up.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    warm_allocator()
+    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    with torch.inference_mode():
+        decoder = Decoder(config, WeightReader(tensors, kind, checkpoint), kind)
+    tensors.release()
+    kv = PagedKV(config, kind, num_blocks, block_size)
+    windows = Windows(config, kind, num_pages, block_size) if config.sliding else None
+    return Eager(decoder, kv, windows, kind), kv, windows

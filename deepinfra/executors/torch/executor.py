@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import platform
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-import anyio
-
-from deepinfra.core.ids import BlockId
-from deepinfra.core.kv import KVGroup, KVLayout
+from deepinfra.core.kv import KVLayout
 from deepinfra.core.model import Computing, ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.errors import ConfigError, ExecutorError, ExecutorLost, UnsupportedModelError
+from deepinfra.executors.torch.choice import Choice, Kernels, WeightForm, choose, packed_nbytes
 from deepinfra.executors.torch.config import decoder_config
-from deepinfra.executors.torch.decoder import DecoderConfig
-from deepinfra.executors.torch.machine import machine_kind
-from deepinfra.executors.torch.plan import MemoryPlan, available_nbytes, check_fits, plan_memory, window_reach
+from deepinfra.executors.torch.layout import ITEMSIZE, layout_of
+from deepinfra.executors.torch.machine import choose_dtype, machine_kind, processor, usable_cores
+from deepinfra.executors.torch.plan import MemoryPlan, available_nbytes, check_fits, dense_nbytes, plan_memory
+from deepinfra.executors.torch.runner import Runner
+from deepinfra.executors.torch.staging import Staging
 from deepinfra.executors.torch.weights.headers import check_headers
 from deepinfra.executors.torch.worker import Job, Worker
 from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
 from deepinfra.models import Model, open_model
 
 if TYPE_CHECKING:
-    from deepinfra.executors.torch.kv import PagedKV
-    from deepinfra.executors.torch.runner import Runner
+    from deepinfra_kernels.library import Library
+
+    from deepinfra.executors.torch.blocks import KVBlocks
+    from deepinfra.executors.torch.rows import StepModel
+    from deepinfra.executors.torch.windows import Windows
 
 __all__ = ("TorchExecutor",)
-
-Dtype = Literal["float32", "bfloat16"]
-
-_ITEMSIZE: dict[str, int] = {"float32": 4, "bfloat16": 2}
 
 
 class _Step(StepHandle):
@@ -60,58 +56,38 @@ class _Step(StepHandle):
         return self._masks
 
 
-class _Memory(KVMemory):
-    """Slots in one buffer; draining is work of the same thread, hence ordered with steps."""
-
-    def __init__(self, buffer: memoryview, num_slots: int, stride: int, worker: Worker) -> None:
-        self._buffer, self._num_slots, self._stride, self._worker = buffer, num_slots, stride, worker
-        self._slots = [buffer[index * stride : (index + 1) * stride] for index in range(num_slots)]
-        self.kv: PagedKV | None = None
-
-    @property
-    def num_slots(self) -> int:
-        return self._num_slots
-
-    def slot(self, index: int) -> memoryview:
-        return self._slots[index]
-
-    async def drain(self, blocks: Sequence[BlockId], slots: Sequence[int]) -> None:
-        pairs = list(zip(blocks, slots, strict=True))
-        job = self._worker.post(lambda: self._copy(pairs))
-        with anyio.CancelScope(shield=True):  # who is cancelled may reuse its slots at once
-            await job.wait()
-        await anyio.lowlevel.checkpoint_if_cancelled()
-
-    def _copy(self, pairs: Sequence[tuple[BlockId, int]]) -> None:
-        assert self.kv is not None
-        for block, slot in pairs:
-            self.kv.drain(block, self._slots[slot])
-
-
 class TorchExecutor(Executor):
-    """Runs decoders (Llama, SmolLM, Mistral, Qwen2, Qwen3, Gemma 3, gpt-oss) with PyTorch on the CPU.
+    """Runs decoders (Llama, SmolLM, Mistral, Qwen2, Qwen3, Gemma 3, gpt-oss) on the CPU: by kernels, or by PyTorch.
 
     The constructor reads the model's headers only and refuses, by name, whatever the model needs that is not
-    implemented. Weights are read, and torch is imported, inside `async with`. Steps run on one thread of its own in the
-    order submitted; a large one keeps every core of `threads` busy, so a server had better run it in a child process.
+    implemented. Weights are read, and torch is imported if it computes, inside `async with`. Steps run on one thread of
+    its own in the order submitted; a large one keeps every core of `threads` busy, so a server had better run it in a
+    child process.
 
     Args:
         model: Name, hub id, folder or GGUF file; or a model already opened.
-        dtype: Element type of weights, computation and KV. `auto` takes bfloat16 where the CPU multiplies it in
-            hardware, else float32; see `explain`.
+        dtype: Element type of KV, of weights that are not stored in blocks, and in which activations are multiplied
+            with these. `auto` takes bfloat16 where the CPU multiplies it in hardware, else float32; see `explain`.
         num_blocks: Blocks of KV; `auto` sizes the pool from free memory, see `memory_plan`.
         block_size: Positions per block.
         max_step_tokens: Most positions per step.
         max_seqs: Most sequences at once.
         max_context: Most positions of a sequence; default: as many as the model was made for.
-        threads: Threads of torch; default: torch's own choice, one per physical core.
+        threads: Threads that compute; default: one per physical core.
         num_slots: Staging slots.
+        kernels: Whose operations compute: a path of deepinfra-kernels, or torch. `auto` takes the best path that this
+            CPU, the model and the compiler allow, and warns once, on entry, if that is torch.
+        weights: `stored` multiplies matrices in block formats (GGUF) as they are, with activations rounded to integers
+            of 8 bits; `dense` decodes them to `dtype`. `auto` takes `stored` where kernels can.
+        compiler: Builds the kernels; default: the first found of g++, clang++ and c++.
 
     Raises:
         ModelError: Files are missing, damaged or contradictory.
         UnsupportedModelError: The model has a field or tensor with an effect that is not implemented.
         ConfigError: A setting does not fit the model.
     """
+
+    depth = 2
 
     def __init__(
         self,
@@ -125,11 +101,14 @@ class TorchExecutor(Executor):
         max_context: int | None = None,
         threads: int | None = None,
         num_slots: int = 32,
+        kernels: Kernels = "auto",
+        weights: WeightForm = "auto",
+        compiler: str | None = None,
     ) -> None:
         self._model = open_model(model) if isinstance(model, str) else model
         self._config = decoder_config(self._model.config)
         check_headers(self._config, self._model.tensors)
-        self._dtype, self._why_dtype = _choose_dtype(dtype)
+        self._dtype, self._why_dtype = choose_dtype(dtype)
         most = self._config.max_positions
         if max_context is not None and max_context > most:
             if self._config.rope.kind == "dynamic":
@@ -141,7 +120,10 @@ class TorchExecutor(Executor):
         self._block_size, self._max_step_tokens, self._max_seqs = block_size, max_step_tokens, max_seqs
         self._max_context = max_context or most
         self._threads, self._num_slots = threads, num_slots
-        self._layout = _layout(self._config, self._dtype, block_size)
+        self._layout = layout_of(self._config, self._dtype, block_size)
+        self._choice = choose(self._config, self._model.tensors, kernels, weights, compiler)
+        self._compiler = compiler
+        self._library: Library | None = None
         self._staging: memoryview | None = None
         self._weights = ""
         self._plan: MemoryPlan | None = None
@@ -175,14 +157,17 @@ class TorchExecutor(Executor):
     @property
     def computing(self) -> Computing:
         """See `Executor.computing`."""
-        library = f"torch {importlib.metadata.version('torch')}"
-        return Computing(self._dtype, path="torch", library=library, machine=machine_kind())
+        path, kernels, library = "torch", "", f"torch {importlib.metadata.version('torch')}"
+        if self._library is not None:
+            path, kernels, library = self._library.path, self._library.fingerprint, ""
+        return Computing(self._dtype, self._choice.weights, path, kernels, library, machine_kind())
 
     @property
     def speed(self) -> str:
-        """See `Executor.speed`: the processor and the number of threads too."""
-        threads = self._threads or f"auto of {os.cpu_count()}"
-        return f"{super().speed} threads {threads} block {self._block_size} on {_processor()}"
+        """See `Executor.speed`: the kernels, the form of the weights, the processor and the number of threads too."""
+        threads = self._threads or usable_cores()
+        how = f"{self._choice.path} weights {self._choice.weights} threads {threads} block {self._block_size}"
+        return f"{super().speed} kernels {how} on {processor()}"
 
     @property
     def limits(self) -> ExecutorLimits:
@@ -217,9 +202,18 @@ class TorchExecutor(Executor):
 
     def memory_plan(self) -> MemoryPlan:
         """What the model will take and how many blocks of KV it gets; from headers and free memory, now or at entry."""
-        return self._plan or plan_memory(
+        if self._plan is not None:
+            return self._plan
+        itemsize = ITEMSIZE[self._dtype]
+        if self._choice.paths:
+            stored = self._choice.stored
+            weights = packed_nbytes(self._config, self._model.tensors, stored=stored, itemsize=itemsize)
+        else:
+            weights = dense_nbytes(self._config, itemsize)
+        return plan_memory(
             self._config,
-            itemsize=_ITEMSIZE[self._dtype],
+            weights_nbytes=weights,
+            itemsize=itemsize,
             num_blocks=self._num_blocks,
             block_size=self._block_size,
             max_step_tokens=self._max_step_tokens,
@@ -234,6 +228,8 @@ class TorchExecutor(Executor):
         plan = self.memory_plan()
         return {
             "dtype": f"{self._dtype}: {self._why_dtype}",
+            "kernels": f"{self._choice.path}: {self._choice.why_path}",
+            "weights": f"{self._choice.weights}: {self._choice.why_weights}",
             "num_blocks": f"{plan.num_blocks}: {plan.why}",
             "max_context": str(min(self._max_context, plan.num_blocks * self._block_size)),
             "memory": str(plan),
@@ -241,18 +237,21 @@ class TorchExecutor(Executor):
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
-        plan = self.memory_plan()
-        check_fits(plan, self._block_size)
+        check_fits(self.memory_plan(), self._block_size)
         buffer = self._staging if self._staging is not None else memoryview(bytearray(self.staging_nbytes))
-        worker = Worker("deepinfra-torch")
+        chosen, worker = self._choice, Worker("deepinfra-torch")
         try:
-            memory = _Memory(buffer, self._num_slots, self._layout.slot_nbytes, worker)
+            self._library, self._choice = await worker.post(self._open_library).wait()
+            plan = self.memory_plan()
+            check_fits(plan, self._block_size)
+            memory = Staging(buffer, self._num_slots, self._layout.slot_nbytes, worker)
             self._run = await worker.post(lambda: self._load(plan, memory, worker)).wait()
             self._plan, self._memory, self._worker = plan, memory, worker
             yield self
         finally:
             await worker.close()
-            self._plan = None
+            self._plan = self._library = None
+            self._choice = chosen
             for name in ("_run", "_memory", "_worker"):
                 self.__dict__.pop(name, None)
 
@@ -260,11 +259,15 @@ class TorchExecutor(Executor):
         """See `Executor.submit`."""
         return _Step(plan, self._worker, self._run)
 
+    def _open_library(self) -> tuple[Library | None, Choice]:
+        from deepinfra.executors.torch.library import open_library
+
+        return open_library(self._choice, self._compiler)
+
     def _load(
-        self, plan: MemoryPlan, memory: _Memory, worker: Worker
+        self, plan: MemoryPlan, memory: Staging, worker: Worker
     ) -> Callable[[StepPlan, Callable[[], MaskRows]], StepResult]:
-        """Read the weights; on the worker's thread, where torch keeps its settings."""
-        from deepinfra.executors.torch.load import load
+        """Read the weights; on the worker's thread, which is the one that will compute."""
 
         def checkpoint() -> None:
             if worker.leaving.is_set():
@@ -272,58 +275,36 @@ class TorchExecutor(Executor):
 
         if not self._weights:
             self._weights = self._model.fingerprint()
-        runner: Runner
-        runner, memory.kv = load(
-            self._model.tensors,
-            self._config,
-            dtype=self._dtype,
-            num_blocks=plan.num_blocks,
-            num_pages=plan.num_pages,
-            block_size=self._block_size,
-            threads=self._threads,
-            slot=memory.slot,
-            now=self.clock.now,
-            checkpoint=checkpoint,
-        )
-        return runner.run
+        kv: KVBlocks
+        model: StepModel
+        windows: Windows | None = None
+        if self._library is not None:
+            from deepinfra.executors.torch.native import load_native
 
+            model, kv = load_native(
+                self._library,
+                self._model.tensors,
+                self._config,
+                dtype=self._dtype,
+                stored=self._choice.stored,
+                num_blocks=plan.num_blocks,
+                block_size=self._block_size,
+                threads=self._threads or usable_cores(),
+                max_rows=self._max_step_tokens,
+                checkpoint=checkpoint,
+            )
+        else:
+            from deepinfra.executors.torch.eager import load_eager
 
-def _layout(config: DecoderConfig, dtype: Dtype, block_size: int) -> KVLayout:
-    itemsize = _ITEMSIZE[dtype]
-    layer = config.layer_nbytes_per_token(itemsize)
-    paged, sliding, window = config.paged, config.sliding, config.window
-    groups = [KVGroup(name="attention", kind="full", layers=paged, nbytes_per_token=len(paged) * layer)]
-    if sliding:
-        nbytes = len(sliding) * layer
-        groups.append(KVGroup(name="window", kind="window", layers=sliding, nbytes_per_token=nbytes, window=window))
-    return KVLayout(
-        block_size=block_size,
-        block_nbytes=len(paged) * layer * block_size,
-        dtype=dtype,
-        groups=tuple(groups),
-        snapshot_nbytes=window * len(sliding) * layer,
-        snapshot_reach=window_reach(block_size) if sliding else 0,
-    )
-
-
-def _processor() -> str:
-    """The processor's name, as the kernel tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part")))
-    return next(names, platform.machine())
-
-
-def _choose_dtype(wanted: Literal["auto", "float32", "bfloat16"]) -> tuple[Dtype, str]:
-    if wanted != "auto":
-        return wanted, "as configured"
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        flags = set()
-    for flag in ("amx_bf16", "avx512_bf16", "bf16"):  # the last is Arm's
-        if flag in flags:
-            return "bfloat16", f"this CPU multiplies bfloat16 in hardware ({flag})"
-    return "float32", "this CPU does not multiply bfloat16 in hardware, where it would be slower than float32"
+            model, kv, windows = load_eager(
+                self._model.tensors,
+                self._config,
+                dtype=self._dtype,
+                num_blocks=plan.num_blocks,
+                num_pages=plan.num_pages,
+                block_size=self._block_size,
+                threads=self._threads,
+                checkpoint=checkpoint,
+            )
+        memory.kv = kv
+        return Runner(model, self._config, kv, windows, memory.slot, self.clock.now).run

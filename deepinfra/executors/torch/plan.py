@@ -10,7 +10,15 @@ from deepinfra.core.kv import FRAME_NBYTES
 from deepinfra.errors import ResourceError
 from deepinfra.executors.torch.decoder import DecoderConfig
 
-__all__ = ("MemoryPlan", "available_nbytes", "check_fits", "plan_memory", "window_pages", "window_reach")
+__all__ = (
+    "MemoryPlan",
+    "available_nbytes",
+    "check_fits",
+    "dense_nbytes",
+    "plan_memory",
+    "window_pages",
+    "window_reach",
+)
 
 _KV_CAP = 4 * 2**30
 """Bytes of KV that `auto` never exceeds: a laptop's owner wants the rest of the memory for other programs."""
@@ -74,6 +82,7 @@ class MemoryPlan(NamedTuple):
 def plan_memory(
     config: DecoderConfig,
     *,
+    weights_nbytes: int,
     itemsize: int,
     num_blocks: int | None,
     block_size: int,
@@ -90,7 +99,8 @@ def plan_memory(
 
     Args:
         config: The model.
-        itemsize: Bytes of an element of weights and KV.
+        weights_nbytes: Bytes of its weights as they are held.
+        itemsize: Bytes of an element of KV, and of activations.
         num_blocks: A fixed size of the pool, or `None` for `auto`.
         block_size: Positions per block.
         max_step_tokens: Most rows of a step; they decide the workspace.
@@ -99,10 +109,7 @@ def plan_memory(
         num_slots: Staging slots.
         free_nbytes: From `available_nbytes`.
     """
-    elements = sum(_product(shape) for shape in config.shapes().values())
-    # A tied output projection is kept a second time, packed for the matrix unit; the embedding is looked up by row.
-    packed_head = config.vocab_size * config.hidden_size if config.tied and itemsize == 2 else 0
-    weights = (elements + packed_head) * itemsize
+    weights = weights_nbytes
     # One layer's activations, scores of one tile of 128 queries in float32 and in the element type, logits twice.
     row = (
         4 * config.hidden_size
@@ -127,6 +134,14 @@ def plan_memory(
         }
         why, num_blocks = min(room.items(), key=lambda pair: pair[1])
     return MemoryPlan(weights, workspace, staging, per_token, block, num_blocks, free_nbytes, why, pages, windows)
+
+
+def dense_nbytes(config: DecoderConfig, itemsize: int) -> int:
+    """Bytes of all weights as torch holds them."""
+    elements = sum(_product(shape) for shape in config.shapes().values())
+    # A tied output projection is kept a second time, packed for the matrix unit; the embedding is looked up by row.
+    packed_head = config.vocab_size * config.hidden_size if config.tied and itemsize == 2 else 0
+    return (elements + packed_head) * itemsize
 
 
 def check_fits(plan: MemoryPlan, block_size: int) -> None:

@@ -1,6 +1,7 @@
 // From float32 logits to a token. Every function sees one row, and what it computes depends on that row alone.
 //
-// Vectors are the compiler's own, always 16 floats or 8 doubles wide, so that the paths agree bit by bit.
+// Vectors are the compiler's own, as wide as the path's registers; where the order of a sum matters it is that of
+// sixteen lanes, so that the paths agree bit by bit.
 #pragma once
 
 #include <immintrin.h>
@@ -15,25 +16,32 @@
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpsabi"  // these vectors are never passed between translation units
 
-namespace di {
+namespace di::sampling {
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef int32_t HalfInts __attribute__((vector_size(32)));
-typedef float HalfFloats __attribute__((vector_size(32)));
-typedef double Doubles __attribute__((vector_size(64)));
-typedef int64_t Longs __attribute__((vector_size(64)));
-typedef uint64_t Words __attribute__((vector_size(64)));
+#ifdef __AVX512DQ__
+constexpr int kBytes = 64;
+#else
+constexpr int kBytes = 32;
+#endif
+constexpr int kLanes = kBytes / 4;
+constexpr int kHalf = kLanes / 2;
+
+typedef float Floats __attribute__((vector_size(kBytes)));
+typedef int32_t Ints __attribute__((vector_size(kBytes)));
+typedef int32_t HalfInts __attribute__((vector_size(kBytes / 2)));
+typedef double Doubles __attribute__((vector_size(kBytes)));
+typedef int64_t Longs __attribute__((vector_size(kBytes)));
+typedef uint64_t Words __attribute__((vector_size(kBytes)));
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// Sixteen logits from `at`; beyond the row's end there are tokens that cannot be drawn.
+// kLanes logits from `at`; beyond the row's end there are tokens that cannot be drawn.
 inline Floats logits_at(const float* row, int64_t at, int64_t vocab) {
     Floats x;
-    if (at + 16 <= vocab) {
+    if (at + kLanes <= vocab) {
         std::memcpy(&x, row + at, sizeof x);
     } else {
-        for (int lane = 0; lane < 16; ++lane) x[lane] = at + lane < vocab ? row[at + lane] : kNone;
+        for (int lane = 0; lane < kLanes; ++lane) x[lane] = at + lane < vocab ? row[at + lane] : kNone;
     }
     return x;
 }
@@ -42,15 +50,29 @@ inline uint32_t set_lanes(Ints mask) {
 #ifdef __AVX512DQ__
     return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask));
 #else
-    __m256 halves[2];
-    std::memcpy(halves, &mask, sizeof mask);
-    return uint32_t(_mm256_movemask_ps(halves[0])) | uint32_t(_mm256_movemask_ps(halves[1])) << 8;
+    return uint32_t(_mm256_movemask_ps(reinterpret_cast<__m256>(mask)));
 #endif
+}
+
+inline Doubles fused(Doubles a, Doubles b, Doubles c) {  // a * b + c, rounded once
+#ifdef __AVX512DQ__
+    return reinterpret_cast<Doubles>(_mm512_fmadd_pd(__m512d(a), __m512d(b), __m512d(c)));
+#else
+    return reinterpret_cast<Doubles>(_mm256_fmadd_pd(__m256d(a), __m256d(b), __m256d(c)));
+#endif
+}
+
+inline Doubles where(Longs mask, Doubles x) {  // x, and 0 elsewhere
+    Longs bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    bits &= mask;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
 }
 
 inline float largest(Floats x) {
     float best = x[0];
-    for (int lane = 1; lane < 16; ++lane) best = x[lane] > best ? x[lane] : best;
+    for (int lane = 1; lane < kLanes; ++lane) best = x[lane] > best ? x[lane] : best;
     return best;
 }
 
@@ -70,14 +92,14 @@ inline Greedy argmax(const float* row, int64_t vocab) {
         Floats most[4];
         for (auto& m : most) m = Floats{} + kNone;
         int64_t i = at;
-        for (; i + 64 <= end; i += 64) {
+        for (; i + 4 * kLanes <= end; i += 4 * kLanes) {
             for (int part = 0; part < 4; ++part) {
-                const Floats x = logits_at(row, i + 16 * part, vocab);
+                const Floats x = logits_at(row, i + kLanes * part, vocab);
                 most[part] = x > most[part] ? x : most[part];
                 odd |= x != x;
             }
         }
-        for (; i < end; i += 16) {
+        for (; i < end; i += kLanes) {
             const Floats x = logits_at(row, i, vocab);
             most[0] = x > most[0] ? x : most[0];
             odd |= x != x;
@@ -94,6 +116,7 @@ inline Greedy argmax(const float* row, int64_t vocab) {
     if (where >= 0) {
         best.token = where;
         while (row[best.token] != best.value) ++best.token;
+        best.value = row[best.token];  // of two zeros its own
     }
     return best;
 }
@@ -101,42 +124,50 @@ inline Greedy argmax(const float* row, int64_t vocab) {
 // e^x for x <= 0, relative error below 1e-14; 0 below -700. Its operations are the same on every path.
 inline Doubles exp_of(Doubles x) {
     constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
-    const Longs gone = x < -700.0;
-    x = gone ? Doubles{} - 700.0 : x;
-    const Doubles shifted = x * 1.4426950408889634 + kRound;
+    const Longs there = x >= -700.0;
+    const Doubles shifted = fused(x, Doubles{} + 1.4426950408889634, Doubles{} + kRound);
     const Doubles whole = shifted - kRound;
-    const Doubles r = (x - whole * 0.6931471803691238) - whole * 1.9082149292705877e-10;
+    Doubles r = fused(whole, Doubles{} - 0.6931471803691238, x);
+    r = fused(whole, Doubles{} - 1.9082149292705877e-10, r);
     // Taylor's series up to r^11 / 11!; |r| <= 0.3466 leaves 6e-15.
-    constexpr double kTerms[] = {1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
-                                 1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5,         1.0,        1.0};
-    Doubles y = Doubles{} + kTerms[0];
-    for (int term = 1; term < 12; ++term) y = y * r + kTerms[term];
+    constexpr double kTerms[] = {1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
+                                 1.0 / 24,      1.0 / 6,      0.5,         1.0,        1.0};
+    Doubles y = Doubles{} + 1.0 / 39916800;
+#pragma GCC unroll 11
+    for (int term = 0; term < 11; ++term) y = fused(y, r, Doubles{} + kTerms[term]);
     Longs bits;
     std::memcpy(&bits, &shifted, sizeof bits);
     bits = (bits + 1023) << 52;  // what kRound has above the integer is shifted out
     Doubles scale;
     std::memcpy(&scale, &bits, sizeof scale);
-    return gone ? Doubles{} : y * scale;
+    return where(there, y * scale);
 }
 
 inline Doubles half(Floats x, int which) {
-    HalfFloats part;
-    std::memcpy(&part, reinterpret_cast<const char*>(&x) + 32 * which, sizeof part);
-    return __builtin_convertvector(part, Doubles);
-}
-
-inline double total_of(Doubles x) {
-    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+#ifdef __AVX512DQ__
+    const __m512 all = __m512(x);
+    return Doubles(_mm512_cvtps_pd(which ? _mm512_extractf32x8_ps(all, 1) : _mm512_castps512_ps256(all)));
+#else
+    const __m256 all = __m256(x);
+    return Doubles(_mm256_cvtps_pd(which ? _mm256_extractf128_ps(all, 1) : _mm256_castps256_ps128(all)));
+#endif
 }
 
 // log of the sum of e^logit, in float64; `best` is the largest logit.
 inline double logsumexp(const float* row, int64_t vocab, float best) {
-    Doubles sums[2]{};
+    Doubles sums[16 / kHalf]{};
     for (int64_t at = 0; at < vocab; at += 16) {
-        const Floats x = logits_at(row, at, vocab);
-        for (int part = 0; part < 2; ++part) sums[part] += exp_of(half(x, part) - double(best));
+        for (int part = 0; part < 16 / kHalf; part += 2) {
+            const Floats x = logits_at(row, at + part * kHalf, vocab);
+            for (int side = 0; side < 2; ++side) sums[part + side] += exp_of(half(x, side) - double(best));
+        }
     }
-    return double(best) + std::log(total_of(sums[0] + sums[1]));
+    double lanes[16];
+    std::memcpy(lanes, sums, sizeof lanes);
+    for (int width = 8; width; width /= 2) {
+        for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+    }
+    return double(best) + std::log(lanes[0]);
 }
 
 struct Token {
@@ -149,13 +180,14 @@ struct Token {
 
 // The `count` <= vocab largest logits, largest first, equals by id.
 inline void likeliest(const float* row, int64_t vocab, int64_t count, int64_t* ids, float* values) {
+    if (count <= 0) return;
     std::vector<Token> found;
     found.reserve(size_t(count) + 1);
     float least = kNone;
-    for (int64_t at = 0; at < vocab; at += 16) {
+    for (int64_t at = 0; at < vocab; at += kLanes) {
         const Floats x = logits_at(row, at, vocab);
         const bool full = int64_t(found.size()) == count;
-        uint32_t lanes = full ? set_lanes(x > least) : 0xffffu;
+        uint32_t lanes = full ? set_lanes(x > least) : (1u << kLanes) - 1;
         for (; lanes; lanes &= lanes - 1) {
             const Token token{row[std::min(at + __builtin_ctz(lanes), vocab - 1)], at + __builtin_ctz(lanes)};
             if (token.id >= vocab) break;
@@ -187,92 +219,112 @@ struct Filter {
     }
 };
 
-// Finds the cut of top_k and top_p without a sort: values fall into bins by their leading bits, only the bin with the
-// cut is sorted.
+// Finds the cut of top_k and top_p without a sort of the row: by the distance of tokens to the best one, it narrows down
+// where the cut is, by nine each time, and sorts the few tokens there.
 class Cutter {
 public:
     // top_k of 0 and top_p of 1 keep all.
     void cut(const float* row, int64_t vocab, int64_t top_k, double top_p, Filter& filter) {
-        row_ = row, vocab_ = vocab, filter_ = &filter;
         if (top_k <= 0 || top_k >= vocab) top_k = vocab;
         if (top_k == vocab && top_p >= 1.0) return;
-        weigh(top_p < 1.0);
-        double whole = 0.0;
-        for (int bin = 0; bin < kBins; ++bin) whole += mass_[bin];
+        row_ = row, vocab_ = vocab, filter_ = &filter;
+        double whole = fill(top_p < 1.0);
         if (top_k < vocab) {
-            int64_t before = 0;
-            double mass = 0.0;
-            int bin = 0;
-            while (before + count_[bin] < top_k) {
-                mass += mass_[bin];
-                before += count_[bin++];
-            }
-            gather(bin);
-            const auto kept = size_t(top_k - before);
+            const Sum before = narrow([&](const Sum& sum) { return sum.count >= top_k; });
+            const auto kept = size_t(top_k - before.count);
             end(kept - 1);
             if (top_p < 1.0) {
-                for (size_t i = 0; i < kept; ++i) mass += exponential(tokens_[i].value);
-                whole = mass;
+                whole = before.mass;
+                for (size_t i = 0; i < kept; ++i) whole += weights_[size_t(tokens_[i].id)];
             }
         }
         if (top_p < 1.0) cut_mass(top_p * whole, whole);
     }
 
 private:
-    static constexpr int kBins = 1024;
-    static constexpr int kShift = 17;                 // of a float's bits: 64 bins for each power of two
-    static constexpr int32_t kFirst = (127 - 10) << 6;  // distances below 2^-10 share a bin, and those above 2^6
+    struct Sum {
+        int64_t count;
+        double mass;
+    };
+    static constexpr int kEdges = 8;
+    static constexpr size_t kFew = 256;  // tokens that are sorted rather than narrowed down
     // What sums in other orders may differ by, of the whole: 2^-53 for each of 10^5 additions, and as much again.
     static constexpr double kDoubt = 1e-10;
 
-    static double exponential(float value) {
-        return exp_of(Doubles{} + double(value))[0];
-    }
-
-    Ints bins(Floats value) const {
-        Ints bits;
-        std::memcpy(&bits, &value, sizeof bits);
-        bits = ((bits & 0x7fffffff) >> kShift) - kFirst;
-        bits = bits < 0 ? Ints{} : bits;
-        return bits > kBins - 1 ? Ints{} + (kBins - 1) : bits;
-    }
-
-    void weigh(bool masses) {
-        // Four of each, taken in turn, so that additions to one bin do not wait for each other.
-        std::memset(counts_, 0, sizeof counts_);
-        std::memset(masses_, 0, sizeof masses_);
-        alignas(64) int32_t bin[16];
-        alignas(64) double weight[16];
-        for (int64_t at = 0; at < vocab_; at += 16) {
+    // Every token's value and, with `masses`, e^value; returns the sum of these.
+    double fill(bool masses) {
+        const auto padded = size_t(vocab_ + kLanes - 1) / kLanes * kLanes;
+        values_.resize(padded);
+        weights_.assign(masses ? 0 : padded, 0.0);
+        weights_.resize(padded);
+        Doubles sums[2]{};
+        for (int64_t at = 0; at < vocab_; at += kLanes) {
             const Floats value = (logits_at(row_, at, vocab_) - filter_->best) / filter_->heat;
-            const Ints where = bins(value);
-            std::memcpy(bin, &where, sizeof bin);
-            const int lanes = int(std::min<int64_t>(16, vocab_ - at));
-            for (int lane = 0; lane < lanes; ++lane) ++counts_[lane & 3][bin[lane]];
+            std::memcpy(&values_[size_t(at)], &value, sizeof value);
             if (!masses) continue;
-            for (int part = 0; part < 2; ++part) {
-                const Doubles e = exp_of(half(value, part));
-                std::memcpy(weight + 8 * part, &e, sizeof e);
+            for (int side = 0; side < 2; ++side) {
+                const Doubles e = exp_of(half(value, side));
+                std::memcpy(&weights_[size_t(at + side * kHalf)], &e, sizeof e);
+                sums[side] += e;
             }
-            for (int lane = 0; lane < lanes; ++lane) masses_[lane & 3][bin[lane]] += weight[lane];
         }
-        for (int i = 0; i < kBins; ++i) {
-            count_[i] = int64_t(counts_[0][i]) + counts_[1][i] + counts_[2][i] + counts_[3][i];
-            mass_[i] = (masses_[0][i] + masses_[1][i]) + (masses_[2][i] + masses_[3][i]);
+        double whole = 0.0;
+        for (int lane = 0; lane < kHalf; ++lane) whole += sums[0][lane] + sums[1][lane];
+        return whole;
+    }
+
+    // Of the tokens nearer than each edge.
+    void below(const float (&edges)[kEdges], Sum (&found)[kEdges]) const {
+        Ints counts[kEdges]{};
+        Doubles sums[kEdges]{};
+        for (int64_t at = 0; at < vocab_; at += kLanes) {
+            Floats value;
+            std::memcpy(&value, &values_[size_t(at)], sizeof value);
+            for (int i = 0; i < kEdges; ++i) counts[i] -= value > -edges[i];
+            for (int side = 0; side < 2; ++side) {
+                const Doubles v = half(value, side);
+                Doubles e;
+                std::memcpy(&e, &weights_[size_t(at + side * kHalf)], sizeof e);
+                for (int i = 0; i < kEdges; ++i) sums[i] += where(v > double(-edges[i]), e);
+            }
+        }
+        for (int i = 0; i < kEdges; ++i) {
+            found[i] = {};
+            for (int lane = 0; lane < kLanes; ++lane) found[i].count += counts[i][lane];
+            for (int lane = 0; lane < kHalf; ++lane) found[i].mass += sums[i][lane];
         }
     }
 
-    void gather(int bin) {
-        if (gathered_ == bin && gathered_row_ == row_) return;
+    // Puts a few tokens into tokens_, likelier first, among them the one with which `reached` becomes true of the
+    // tokens so far; returns what comes before them.
+    template <class Reached>
+    Sum narrow(Reached reached) {
+        float low = 0.0f, high = -kNone;
+        Sum before{}, found[kEdges];
+        float edges[kEdges] = {0.25f, 0.5f, 1.0f, 2.0f, 4.0f, 8.0f, 16.0f, 32.0f};
+        for (int turn = 0; turn < 3; ++turn) {
+            below(edges, found);
+            int i = 0;
+            while (i < kEdges && !reached(found[i])) ++i;
+            const int64_t inside = (i < kEdges ? found[i].count : vocab_) - (i ? found[i - 1].count : before.count);
+            if (i) low = edges[i - 1], before = found[i - 1];
+            if (i < kEdges) high = edges[i];
+            if (high == -kNone || inside <= int64_t(kFew)) break;
+            for (int edge = 0; edge < kEdges; ++edge) edges[edge] = low + (high - low) * float(edge + 1) / (kEdges + 1);
+        }
         tokens_.clear();
-        for (int64_t at = 0; at < vocab_; at += 16) {
-            const Floats value = (logits_at(row_, at, vocab_) - filter_->best) / filter_->heat;
-            for (uint32_t lanes = set_lanes(bins(value) == bin); lanes; lanes &= lanes - 1) {
+        for (int64_t at = 0; at < vocab_; at += kLanes) {
+            Floats value;
+            std::memcpy(&value, &values_[size_t(at)], sizeof value);
+            Ints inside = value <= -low;
+            if (high != -kNone) inside &= value > -high;
+            for (uint32_t lanes = set_lanes(inside); lanes; lanes &= lanes - 1) {
                 const int lane = __builtin_ctz(lanes);
                 if (at + lane < vocab_) tokens_.push_back({value[lane], at + lane});
             }
         }
         std::sort(tokens_.begin(), tokens_.end());
+        return before;
     }
 
     void end(size_t last) {
@@ -284,15 +336,11 @@ private:
     }
 
     void cut_mass(double target, double whole) {
-        double mass = 0.0;
-        int bin = 0;
-        while (bin < kBins - 1 && mass + mass_[bin] < target) mass += mass_[bin++];
-        gather(bin);
         const double doubt = kDoubt * whole;
-        double before = mass;
+        double mass = narrow([&](const Sum& sum) { return sum.mass >= target; }).mass;
         for (size_t i = 0; i < tokens_.size(); ++i) {
-            before = mass;
-            mass += exponential(tokens_[i].value);
+            const double before = mass;
+            mass += weights_[size_t(tokens_[i].id)];
             if (mass >= target) {
                 filter_->sure = mass - target > doubt && target - before > doubt;
                 end(i);
@@ -305,10 +353,8 @@ private:
     const float* row_ = nullptr;
     int64_t vocab_ = 0;
     Filter* filter_ = nullptr;
-    int32_t counts_[4][kBins];
-    double masses_[4][kBins];
-    int64_t count_[kBins];
-    double mass_[kBins];
+    std::vector<float> values_;
+    std::vector<double> weights_;
     std::vector<Token> tokens_;
 };
 
@@ -326,7 +372,7 @@ inline double token_uniform(uint64_t key, int64_t token) {
     return u - (1 - 0x1p-53);
 }
 
-// The upper bits of 1 - token_uniform: floor(2^31 (1 - u)) of eight tokens. The generator's last step, which does not
+// The upper bits of 1 - token_uniform: floor(2^31 (1 - u)) of kHalf tokens. The generator's last step, which does not
 // reach these bits, is left out.
 inline HalfInts complements(Words z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -363,12 +409,12 @@ inline int64_t race(const float* row, int64_t vocab, uint64_t key, double heat, 
     if (filter.keeps(row[first], first)) run(first);
     const auto rate = float(1.4426950408889634 / heat * 0x1p23);
     Words z;
-    for (int lane = 0; lane < 8; ++lane) z[lane] = key + kGolden + uint64_t(lane) * kGolden;
-    for (int64_t at = 0; at < vocab; at += 16, z += 16 * kGolden) {
+    for (int lane = 0; lane < kHalf; ++lane) z[lane] = key + kGolden + uint64_t(lane) * kGolden;
+    for (int64_t at = 0; at < vocab; at += kLanes, z += kLanes * kGolden) {
         const Floats x = logits_at(row, at, vocab);
-        const Ints distance =
-            __builtin_shufflevector(complements(z), complements(z + 8 * kGolden), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10,
-                                    11, 12, 13, 14, 15);
+        const HalfInts parts[2] = {complements(z), complements(z + kHalf * kGolden)};
+        Ints distance;
+        std::memcpy(&distance, parts, sizeof distance);
         const Floats tail = __builtin_convertvector(distance, Floats);
         Ints bits;
         std::memcpy(&bits, &tail, sizeof bits);
@@ -416,6 +462,6 @@ inline void sample_row(const float* row, int64_t vocab, Draw& draw, int64_t* ids
     }
 }
 
-}  // namespace di
+}  // namespace di::sampling
 
 #pragma GCC diagnostic pop

@@ -10,7 +10,7 @@ import pytest
 from deepinfra.errors import ResourceError
 from deepinfra.executors.torch import TorchExecutor
 from deepinfra.executors.torch.config import decoder_config
-from deepinfra.executors.torch.plan import MemoryPlan, available_nbytes, plan_memory
+from deepinfra.executors.torch.plan import MemoryPlan, available_nbytes, dense_nbytes, plan_memory
 
 GIB = 2**30
 CONFIG = decoder_config(
@@ -30,6 +30,7 @@ CONFIG = decoder_config(
 
 def plan(**changes: Any) -> MemoryPlan:
     settings: dict[str, Any] = {
+        "weights_nbytes": dense_nbytes(CONFIG, 2),
         "itemsize": 2,
         "num_blocks": None,
         "block_size": 16,

@@ -1,0 +1,171 @@
+"""Which kernels compute a model, and in which form its weights are multiplied: from headers, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from deepinfra.errors import ConfigError
+from deepinfra.executors.torch.decoder import DecoderConfig
+from deepinfra.models import TensorSource
+from deepinfra.models.cache import kernel_cache_dir
+
+__all__ = ("Choice", "Kernels", "WeightForm", "by_torch", "choose", "is_stored", "matrices", "packed_nbytes")
+
+Kernels = Literal["auto", "avx512", "avx2", "torch"]
+WeightForm = Literal["auto", "stored", "dense"]
+
+_GROUP: Final = 32
+_STORED: Final[Mapping[str, int]] = {
+    "Q4_0": 18,
+    "Q4_1": 20,
+    "Q4_K": 20,
+    "Q5_0": 34,
+    "Q5_1": 36,
+    "Q5_K": 36,
+    "Q6_K": 36,
+    "Q8_0": 34,
+}
+"""Block formats that kernels multiply as they are, with the bytes that 32 weights take when packed."""
+
+_TILE: Final = 32  # outputs are packed in tiles of so many
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen and why.
+
+    Attributes:
+        kernels: What was asked for.
+        paths: Paths of deepinfra-kernels to be tried, best first; without any, torch computes.
+        why_path: The reason, in words.
+        asked: The form of weights asked for.
+        stored: Matrices in a block format are multiplied as stored (on a path of `paths` only).
+        why_weights: The reason, in words.
+    """
+
+    kernels: Kernels
+    paths: tuple[str, ...]
+    why_path: str
+    asked: WeightForm
+    stored: bool
+    why_weights: str
+
+    @property
+    def path(self) -> str:
+        """What will compute, if it can be built."""
+        return self.paths[0] if self.paths else "torch"
+
+    @property
+    def weights(self) -> str:
+        """`stored` or `dense`."""
+        return "stored" if self.stored else "dense"
+
+
+def choose(
+    config: DecoderConfig, tensors: TensorSource, kernels: Kernels, weights: WeightForm, compiler: str | None
+) -> Choice:
+    """Decide from settings, headers, this CPU, and whether there is a library or a compiler; builds nothing.
+
+    Raises:
+        ConfigError: What was asked for cannot run; names the option.
+    """
+    paths: tuple[str, ...] = ()
+    why = "as configured"
+    if kernels != "torch":
+        paths, why = _paths(config, kernels, compiler)
+    if not paths:
+        return by_torch(kernels, weights, why)
+    formats = sorted({tensors.info(name).dtype for name in matrices(config)})
+    blocks = [name for name in formats if name in _STORED]
+    if weights == "stored" and not blocks:
+        raise ConfigError(f"weights = stored: the model's matrices are {', '.join(formats)}, not in blocks of integers")
+    if weights == "dense":
+        return Choice(kernels, paths, why, weights, False, "as configured")
+    if not blocks:
+        return Choice(kernels, paths, why, weights, False, f"the model's matrices are {', '.join(formats)}")
+    return Choice(kernels, paths, why, weights, True, f"{', '.join(blocks)} times activations of 8 bits")
+
+
+def by_torch(kernels: Kernels, weights: WeightForm, why: str) -> Choice:
+    """The choice of torch, for a reason.
+
+    Raises:
+        ConfigError: Something else was asked for.
+    """
+    if kernels in ("avx512", "avx2"):
+        raise ConfigError(f"kernels = {kernels} cannot run: {why}")
+    if weights == "stored":
+        raise ConfigError(f"weights = stored needs kernels, and torch computes here: {why}")
+    return Choice(kernels, (), why, weights, False, "torch multiplies no others")
+
+
+def _paths(config: DecoderConfig, kernels: Kernels, compiler: str | None) -> tuple[tuple[str, ...], str]:
+    """Paths that can be tried, and why these; or none, and why not."""
+    if why := _unsupported(config):
+        return (), why
+    try:
+        from deepinfra_kernels import build, cpu
+    except ModuleNotFoundError:
+        return (), "deepinfra-kernels is not installed"
+    wanted = tuple(cpu.PATHS) if kernels == "auto" else (kernels,)
+    reasons: list[str] = []
+    found: list[str] = []
+    for path in wanted:
+        why = cpu.why_not(path) or build.why_not(path, kernel_cache_dir(), compiler=compiler)
+        if why:
+            reasons.append(f"{path}: {why}" if len(wanted) > 1 else why)
+        else:
+            found.append(path)
+    if not found:
+        return (), "; ".join(reasons)
+    chosen = "as configured" if kernels != "auto" else "the best that this CPU runs"
+    return tuple(found), chosen
+
+
+def _unsupported(config: DecoderConfig) -> str:
+    """Why the kernels cannot compute a model; empty if they can."""
+    if config.experts is not None:
+        return f"mixtures of experts ({config.family}) are computed by torch"
+    if len(set(config.windows)) > 1:
+        return f"layers of different windows ({config.family}) are computed by torch"
+    if config.sandwich or config.sinks or config.norm_offset or config.local_rope is not None:
+        return f"models of family {config.family} are computed by torch"
+    if config.head_dim % 16 or not 32 <= config.head_dim <= 256:
+        return f"heads of size {config.head_dim} are computed by torch"
+    return ""
+
+
+def matrices(config: DecoderConfig) -> list[str]:
+    """Names of all matrices that rows are multiplied with, the head last."""
+    names = [name for name, shape in config.shapes().items() if len(shape) == 2]
+    head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
+    return [name for name in names if name not in (head, "model.embed_tokens.weight")] + [head]
+
+
+def packed_nbytes(config: DecoderConfig, tensors: TensorSource, *, stored: bool, itemsize: int) -> int:
+    """Bytes of all weights as the kernels hold them: matrices packed, norms in float32, the embedding as it is stored.
+
+    Args:
+        config: The model.
+        tensors: Its headers.
+        stored: Matrices in a block format stay so.
+        itemsize: Bytes of an element of the others.
+    """
+    shapes = config.shapes()
+    total = tensors.info("model.embed_tokens.weight").nbytes
+    for name in matrices(config):
+        out, inputs = shapes[name]
+        rows = -(-out // _TILE) * _TILE
+        kind = tensors.info(name).dtype
+        if stored and is_stored(kind, inputs):
+            total += rows * inputs // _GROUP * _STORED[kind]
+        else:
+            total += rows * -(-inputs * itemsize // 4) * 4
+    return total + sum(4 * shape[0] for shape in shapes.values() if len(shape) == 1)
+
+
+def is_stored(kind: str, inputs: int) -> bool:
+    """Whether a matrix of this format can be multiplied as it is."""
+    return kind in _STORED and inputs % _GROUP == 0
