@@ -26,8 +26,8 @@ _MADV_HUGEPAGE: Final = getattr(mmap, "MADV_HUGEPAGE", None)
 class Compute(IntEnum):
     """The form in which activations enter a product.
 
-    `F32`: as they are. `BF16`: each rounded to bfloat16; sums stay float32. `I8`: each group of 32 as integers of 8 bits
-    with a scale of max|x| / 127; sums within a group are exact.
+    `F32`: as they are. `BF16`: each rounded to bfloat16; sums stay float32. `I8`: each group of 32 as integers of 8
+    bits with a scale of max|x| / 127; sums within a group are exact.
     """
 
     F32 = 0
