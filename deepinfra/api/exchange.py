@@ -178,12 +178,12 @@ class Exchange:
 
     def _frames(self, prompt: int, events: Sequence[Event]) -> tuple[list[Frame], Failed | None]:
         """What all these events say, up to a failure."""
-        usage, frames = self._usage, list[Frame]()
+        frames: list[Frame] = []
         for event in events:
             if isinstance(event, Failed):
                 return frames, event
             frames += self._begin()
-            frames += self._call.writer.write(prompt, event, usage)
+            frames += self._call.writer.write(prompt, event)
         return frames, None
 
     async def _keep(self, prompt: int, events: Sequence[Event]) -> None:

@@ -149,11 +149,8 @@ class Writer(Protocol):
     def begin(self, head: Head, usage: Usage) -> Sequence[Frame]:
         """Frames before the first event; `usage` may not know yet what was cached."""
 
-    def write(self, prompt: int, event: Event, usage: Usage) -> Sequence[Frame]:
-        """Frames that say what `event` of prompt number `prompt` says; never called with `Failed`.
-
-        `usage` counts up to now, over all prompts and choices.
-        """
+    def write(self, prompt: int, event: Event) -> Sequence[Frame]:
+        """Frames that say what `event` of prompt number `prompt` says; never called with `Failed`."""
 
     def end(self, usage: Usage, extension: Extension) -> Sequence[Frame]:
         """Frames after the last event."""

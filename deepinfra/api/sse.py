@@ -47,7 +47,7 @@ class EventStream:
 
     def __init__(self, send: Send, keepalive_s: float) -> None:
         self._send, self._keepalive_s = send, keepalive_s
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)  # `send` gives way to others; a turn of the loop before it is vain
         self._writes = 0
         self._begun = False
         self._hushed = anyio.Event()

@@ -135,7 +135,7 @@ class Answer:
             self._put(shown)
         return self.stopped()
 
-    def _feed(self, token: int, entries: Sequence[TokenLogprobs]) -> list[Event]:
+    def _feed(self, token: int, entries: Sequence[TokenLogprobs]) -> Sequence[Event]:
         """Events of one token, cut at a stop string."""
         self._ids.append(token)
         if self._logprob_digest is not None:
@@ -146,6 +146,8 @@ class Answer:
         self._undecided += 1
         events = self._parser.feed((token,), entries)
         self._count(events)
+        if not self._request.stop:
+            return events
         return [*self._stops.feed(events), *self._stops.peek(self._parser.space)]
 
     def _count(self, events: Sequence[Event]) -> None:

@@ -47,7 +47,7 @@ class ChatWriter(Chunks):
         super().begin(head, usage)
         return [self.chunk(_choice(index, {"role": "assistant", "content": ""})) for index in range(self._n)]
 
-    def write(self, prompt: int, event: Event, usage: Usage) -> Sequence[Frame]:
+    def write(self, prompt: int, event: Event) -> Sequence[Frame]:
         """See `Writer.write`."""
         index = event.choice
         match event:

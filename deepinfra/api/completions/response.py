@@ -10,7 +10,6 @@ from deepinfra.api.chunks import Chunks, folded
 from deepinfra.api.protocol import Frame, Json
 from deepinfra.api.wire import finish_of, logprob_json
 from deepinfra.core.events import Event, Finished, ReasoningDelta, TextDelta, TokenLogprobs
-from deepinfra.core.request import Usage
 
 __all__ = ("CompletionFold", "CompletionWriter")
 
@@ -25,7 +24,7 @@ class CompletionWriter(Chunks):
         self._n = n
         self._offsets: dict[int, _Offsets] = {}
 
-    def write(self, prompt: int, event: Event, usage: Usage) -> Sequence[Frame]:
+    def write(self, prompt: int, event: Event) -> Sequence[Frame]:
         """See `Writer.write`. Reasoning is text here, as this protocol has no other place for it."""
         index = prompt * self._n + event.choice
         match event:

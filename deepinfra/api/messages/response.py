@@ -69,7 +69,7 @@ class MessagesWriter:
         }
         return (_frame("message_start", message=message),)
 
-    def write(self, prompt: int, event: Event, usage: Usage) -> Sequence[Frame]:
+    def write(self, prompt: int, event: Event) -> Sequence[Frame]:
         """See `Writer.write`."""
         match event:
             case TextDelta(text=text) if text:

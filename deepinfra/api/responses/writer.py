@@ -67,7 +67,7 @@ class ResponseWriter:
             for event in ("created", "in_progress")
         ]
 
-    def write(self, prompt: int, event: Event, usage: Usage) -> Sequence[Frame]:
+    def write(self, prompt: int, event: Event) -> Sequence[Frame]:
         """See `Writer.write`."""
         match event:
             case ReasoningDelta():

@@ -38,7 +38,7 @@ EXTENSION = Extension(seed=5, cached=USAGE.cached)
 def frames(writer: ChatWriter, events: Sequence[Event]) -> list[Frame]:
     said = [*writer.begin(HEAD, USAGE)]
     for event in events:
-        said += writer.write(0, event, USAGE)
+        said += writer.write(0, event)
     return [*said, *writer.end(USAGE, EXTENSION)]
 
 

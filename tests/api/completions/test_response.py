@@ -18,7 +18,7 @@ def folded(n: int, events: list[tuple[int, Event]]) -> dict[str, Any]:
     fold = writer.fold()
     frames = [*writer.begin(HEAD, USAGE)]
     for prompt, event in events:
-        frames += writer.write(prompt, event, USAGE)
+        frames += writer.write(prompt, event)
     for frame in [*frames, *writer.end(USAGE, Extension(seed=1, cached=CachedTokens()))]:
         fold.add(frame)
     return fold.answer()

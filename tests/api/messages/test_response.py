@@ -69,7 +69,7 @@ def frames(events: Sequence[Event], first: Usage = COLD, last: Usage = USAGE, **
     writer = MessagesWriter(**options)
     made = [*writer.begin(Head(id="msg_1", created=1, model="toy"), first)]
     for event in events:
-        made += writer.write(0, event, last)
+        made += writer.write(0, event)
     return [*made, *writer.end(last, Extension(seed=5, cached=last.cached))]
 
 

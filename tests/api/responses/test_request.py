@@ -280,7 +280,7 @@ def answer(call: Call, events: Sequence[Event], response_id: str = "resp_1") -> 
     """What a call's writer says of an answer; the answer is stored if the call wants it."""
     frames = [*call.writer.begin(Head(id=response_id, created=1, model="toy"), USAGE)]
     for event in [*events, Finished(choice=0, reason="stop", usage=USAGE)]:
-        frames += call.writer.write(0, event, USAGE)
+        frames += call.writer.write(0, event)
     return [*frames, *call.writer.end(USAGE, Extension(seed=1, cached=CachedTokens()))]
 
 

@@ -51,7 +51,7 @@ def written(events: Sequence[Event], *, seal: bool = False, kept: list[Any] | No
     writer = ResponseWriter(ECHO, ManualClock(), seal=seal, keep=None if kept is None else kept.append)
     frames = [*writer.begin(HEAD, Usage(prompt_tokens=30))]
     for event in events:
-        frames += writer.write(0, event, USAGE)
+        frames += writer.write(0, event)
     return [*frames, *writer.end(USAGE, EXTENSION)]
 
 
@@ -317,7 +317,7 @@ def test_a_failure_ends_the_stream_with_what_was_there() -> None:
     writer = ResponseWriter(ECHO, ManualClock())
     frames = [*writer.begin(HEAD, USAGE)]
     for event in [*reasoning("R"), *text("A")]:
-        frames += writer.write(0, event, USAGE)
+        frames += writer.write(0, event)
     frames.append(writer.failed(wire_error("step-failed", "the step failed"), "req_1"))
     EVENTS["response.failed"].model_validate(frames[-1].data)
     response: Any = frames[-1].data["response"]
