@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,10 +10,14 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from deepinfra.config.openmp import calm_openmp
+
+if TYPE_CHECKING:
+    from deepinfra_kernels.library import Library
 
 calm_openmp()
 
@@ -42,6 +47,16 @@ def smollm2_path() -> Path:
 
     folder = os.environ.get("TEST_MODELS_FOLDER")
     return pull("smollm2", cache_dir=Path(folder) if folder else None)
+
+
+@pytest.fixture(scope="session")
+def kernels() -> Callable[[str], Library]:
+    """Loads a path's library of deepinfra-kernels; built once for each state of its sources."""
+    from deepinfra_kernels.library import load
+
+    from deepinfra.models.cache import kernel_cache_dir
+
+    return functools.cache(lambda path: load(path, kernel_cache_dir()))
 
 
 @dataclass(frozen=True, slots=True)
