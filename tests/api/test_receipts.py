@@ -18,12 +18,12 @@ from deepinfra.testing.client import Client, running
 from deepinfra.testing.served import Served
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
-WANTED = {"deepinfra": {"receipt": True}}
+WANTED: dict[str, Any] = {"deepinfra": {"receipt": True}}
 HEADER = ("x-deepinfra-receipt", "1")
 
 
 def body_of(path: str, **fields: Any) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": "toy", **fields}
+    body: dict[str, Any] = {"model": "toy", "seed": 3, **fields}
     match path:
         case "/v1/completions":
             return body | {"prompt": "hello", "max_tokens": 6}
@@ -65,7 +65,13 @@ async def test_a_header_asks_too_and_nobody_gets_what_was_not_asked_for(path: st
     async with running(app):
         assert receipt_among(await answer(app, path, body_of(path), HEADER)) is not None
         assert receipt_among(await answer(app, path, body_of(path), ("x-deepinfra-receipt", "0"))) is None
-        for silent in ({}, {"deepinfra": None}, {"deepinfra": {}}, {"deepinfra": {"receipt": False}}):
+        silences: tuple[dict[str, Any], ...] = (
+            {},
+            {"deepinfra": None},
+            {"deepinfra": {}},
+            {"deepinfra": {"receipt": False}},
+        )
+        for silent in silences:
             (told,) = await answer(app, path, body_of(path, **silent))
             assert "receipt" not in told["deepinfra"]
 
@@ -109,7 +115,7 @@ async def test_every_choice_of_every_prompt_is_in_one_receipt(engine: Engine) ->
         assert receipt is not None
         outcome = await replay(engine, receipt)
     assert [len(asked.answers) for asked in receipt.requests] == [2, 2, 2]
-    assert len({asked.seed for asked in receipt.requests}) == 3
+    assert [asked.seed for asked in receipt.requests] == ["3"] * 3
     assert outcome.verdict == "same"
     assert all(each.logprobs for each in outcome.answers)
 
@@ -164,8 +170,8 @@ def read(told: Any) -> Receipt:
 def test_openais_client_finds_it_in_chat(served: Served) -> None:
     with OpenAI(base_url=f"{served.url}/v1", api_key="x") as client:
         asked: Any = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-        whole: Any = client.chat.completions.create(**asked, extra_body=WANTED)
-        chunks: list[Any] = list(client.chat.completions.create(**asked, stream=True, extra_body=WANTED))
+        whole: Any = client.chat.completions.create(**asked, extra_body=WANTED | {"seed": 3})
+        chunks: list[Any] = list(client.chat.completions.create(**asked, stream=True, extra_body=WANTED | {"seed": 3}))
     streamed = [chunk.deepinfra["receipt"] for chunk in chunks if hasattr(chunk, "deepinfra")]
     for told in (whole.deepinfra["receipt"], *streamed):
         assert len(read(told).requests[0].answers[0].tokens) == whole.usage.completion_tokens == 5
@@ -174,11 +180,20 @@ def test_openais_client_finds_it_in_chat(served: Served) -> None:
 
 def test_openais_client_finds_it_in_completions_and_responses(served: Served) -> None:
     with OpenAI(base_url=f"{served.url}/v1", api_key="x") as client:
-        completion: Any = client.completions.create(model="toy", prompt="hi", max_tokens=5, extra_body=WANTED)
-        response: Any = client.responses.create(model="toy", input="hi", max_output_tokens=5, extra_body=WANTED)
+        completion: Any = client.completions.create(
+            model="toy", prompt="hi", max_tokens=5, extra_body=WANTED | {"seed": 3}
+        )
+        response: Any = client.responses.create(
+            model="toy", input="hi", max_output_tokens=5, extra_body=WANTED | {"seed": 3}
+        )
         events: list[Any] = list(
             client.responses.create(
-                model="toy", input="hi", max_output_tokens=5, stream=True, extra_headers={HEADER[0]: HEADER[1]}
+                model="toy",
+                input="hi",
+                max_output_tokens=5,
+                stream=True,
+                extra_headers={HEADER[0]: HEADER[1]},
+                extra_body={"seed": 3},
             )
         )
     for told in (completion, response, events[-1].response):
@@ -188,8 +203,8 @@ def test_openais_client_finds_it_in_completions_and_responses(served: Served) ->
 def test_anthropics_client_finds_it(served: Served) -> None:
     with Anthropic(base_url=served.url, api_key="x") as client:
         asked: Any = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-        whole: Any = client.messages.create(**asked, extra_body=WANTED)
-        events: list[Any] = list(client.messages.create(**asked, stream=True, extra_body=WANTED))
+        whole: Any = client.messages.create(**asked, extra_body=WANTED | {"seed": 3})
+        events: list[Any] = list(client.messages.create(**asked, stream=True, extra_body=WANTED | {"seed": 3}))
     streamed = [event.deepinfra["receipt"] for event in events if event.type == "message_delta"]
     for told in (whole.deepinfra["receipt"], *streamed):
         assert len(read(told).requests[0].answers[0].tokens) == 5
