@@ -9,16 +9,22 @@ WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# Builds the kernels, unless these very sources are built, where a server looks for them. Without a compiler it says so.
+KERNELS := $(BIN)/python -m deepinfra_kernels "$$($(BIN)/python -c 'from deepinfra.models.cache import kernel_cache_dir as d; print(d())')"
+
 .PHONY: serve test test-slow test-redis check format docs clean
 
 serve: .venv/.serve
+	$(KERNELS)
 	$(BIN)/deepinfra pull $(MODEL)
 	$(BIN)/deepinfra serve --model $(MODEL) --host $(HOST) --port $(PORT)
 
 test: check
+	$(KERNELS)
 	$(BIN)/python -m pytest -m "not slow and not redis" -n $(WORKERS) --dist loadfile
 
 test-slow: .venv/.dev
+	$(KERNELS)
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
 
 # A plug-in against a real redis-server, which its tests start themselves.
@@ -49,17 +55,12 @@ docs: .venv/.dev
 	$(PIP) install "$(TORCH)"
 	touch $@
 
-# What kernels are built into: the folder where a server looks for them. Without a compiler this says so, and torch computes.
-KERNELS = $(BIN)/python -m deepinfra_kernels "$$($(BIN)/python -c 'from deepinfra.models.cache import kernel_cache_dir as d; print(d())')"
-
 .venv/.serve: pyproject.toml kernels/pyproject.toml .venv/.torch
 	$(PIP) install -e ".[torch]" -e kernels
-	$(KERNELS)
 	touch $@
 
 .venv/.dev: pyproject.toml kernels/pyproject.toml .venv/.torch
 	$(PIP) install -e ".[dev]" -e kernels
-	$(KERNELS)
 	touch $@ .venv/.serve
 
 clean:

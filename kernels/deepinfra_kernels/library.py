@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepinfra_kernels import decoder, linear, sampling
 from deepinfra_kernels.build import build
 
 __all__ = ("Library", "load")
@@ -50,7 +49,6 @@ def load(
     """
     file = build(path, cache, compiler=compiler, tell=tell)
     functions = ctypes.CDLL(str(file))
-    for part in ("linear", "decoder", "sampling"):
-        if importlib.util.find_spec(f"deepinfra_kernels.{part}") is not None:
-            importlib.import_module(f"deepinfra_kernels.{part}").declare(functions)
+    for part in (linear, decoder, sampling):
+        part.declare(functions)
     return Library(path, file, functions)

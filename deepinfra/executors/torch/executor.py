@@ -213,6 +213,7 @@ class TorchExecutor(Executor):
         return plan_memory(
             self._config,
             weights_nbytes=weights,
+            kernels=bool(self._choice.paths),
             itemsize=itemsize,
             num_blocks=self._num_blocks,
             block_size=self._block_size,

@@ -24,6 +24,9 @@ _KV_CAP = 4 * 2**30
 """Bytes of KV that `auto` never exceeds: a laptop's owner wants the rest of the memory for other programs."""
 
 
+_PARTIALS = 4 * 2**20
+"""Bytes of parts of attention that the kernels keep for each KV head."""
+
 _DRAFTS = 32
 """The most drafts that a speculator of ours gives in one step."""
 
@@ -83,6 +86,7 @@ def plan_memory(
     config: DecoderConfig,
     *,
     weights_nbytes: int,
+    kernels: bool,
     itemsize: int,
     num_blocks: int | None,
     block_size: int,
@@ -100,6 +104,7 @@ def plan_memory(
     Args:
         config: The model.
         weights_nbytes: Bytes of its weights as they are held.
+        kernels: Those of deepinfra-kernels compute, not torch's.
         itemsize: Bytes of an element of KV, and of activations.
         num_blocks: A fixed size of the pool, or `None` for `auto`.
         block_size: Positions per block.
@@ -110,14 +115,9 @@ def plan_memory(
         free_nbytes: From `available_nbytes`.
     """
     weights = weights_nbytes
-    # One layer's activations, scores of one tile of 128 queries in float32 and in the element type, logits twice.
-    row = (
-        4 * config.hidden_size
-        + 3 * config.intermediate_size
-        + 4 * (config.num_heads + 2 * config.num_kv_heads) * (config.head_dim)
-    )
-    scores = 128 * config.num_heads * min(max_context, 32_768) * (4 + itemsize)
-    workspace = max_step_tokens * row * itemsize + scores + max_seqs * config.vocab_size * (4 + itemsize)
+    rows, context = max_step_tokens, max_context
+    workspace = _kernel_workspace(config, rows) if kernels else _workspace(config, itemsize, rows, context)
+    workspace += max_seqs * config.vocab_size * (4 if kernels else 4 + itemsize)
     per_token = config.kv_nbytes_per_token(itemsize)
     block = per_token * block_size
     window_token = len(config.sliding) * config.layer_nbytes_per_token(itemsize)
@@ -134,6 +134,24 @@ def plan_memory(
         }
         why, num_blocks = min(room.items(), key=lambda pair: pair[1])
     return MemoryPlan(weights, workspace, staging, per_token, block, num_blocks, free_nbytes, why, pages, windows)
+
+
+def _workspace(config: DecoderConfig, itemsize: int, rows: int, context: int) -> int:
+    """One layer's activations, and scores of one tile of 128 queries in float32 and in the element type."""
+    row = (
+        4 * config.hidden_size
+        + 3 * config.intermediate_size
+        + 4 * (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    )
+    return rows * row * itemsize + 128 * config.num_heads * min(context, 32_768) * (4 + itemsize)
+
+
+def _kernel_workspace(config: DecoderConfig, rows: int) -> int:
+    """Rows between products in float32, the rows that go into products in up to three forms, parts of attention."""
+    width, turned = config.num_heads * config.head_dim, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    widest = max(config.hidden_size, config.intermediate_size, width)
+    row = 2 * config.hidden_size + turned + width + config.intermediate_size + config.head_dim + 3 * widest
+    return 4 * rows * row + config.num_kv_heads * _PARTIALS
 
 
 def dense_nbytes(config: DecoderConfig, itemsize: int) -> int:

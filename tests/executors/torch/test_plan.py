@@ -31,6 +31,7 @@ CONFIG = decoder_config(
 def plan(**changes: Any) -> MemoryPlan:
     settings: dict[str, Any] = {
         "weights_nbytes": dense_nbytes(CONFIG, 2),
+        "kernels": False,
         "itemsize": 2,
         "num_blocks": None,
         "block_size": 16,
