@@ -16,7 +16,7 @@ from typing import Final
 
 from deepinfra_kernels.cpu import PATHS
 
-__all__ = ("BuildError", "build", "cached", "intact", "why_not")
+__all__ = ("BuildError", "build", "cached", "fingerprint", "intact", "why_not")
 
 _SOURCES: Final = Path(__file__).parent / "csrc"
 
@@ -81,6 +81,11 @@ def build(
     except OSError as error:
         raise BuildError(f"{error.filename or cache}: {error.strerror or error}") from error
     return target
+
+
+def fingerprint(path: str) -> str:
+    """Digest of all that decides what a path's library computes: sources, flags and torch's version; needs no build."""
+    return _stem(path).removeprefix(f"{path}-")
 
 
 def why_not(path: str, cache: Path, *, compiler: str | None = None) -> str:

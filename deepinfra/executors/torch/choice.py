@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from deepinfra.errors import ConfigError
@@ -11,7 +11,18 @@ from deepinfra.executors.torch.decoder import DecoderConfig
 from deepinfra.models import TensorSource
 from deepinfra.models.cache import kernel_cache_dir
 
-__all__ = ("Choice", "Kernels", "WeightForm", "by_torch", "choose", "is_stored", "matrices", "packed_nbytes")
+__all__ = (
+    "Choice",
+    "Kernels",
+    "WeightForm",
+    "by_torch",
+    "choose",
+    "invariant",
+    "is_stored",
+    "matrices",
+    "numerics",
+    "packed_nbytes",
+)
 
 Kernels = Literal["auto", "avx512", "avx2", "torch"]
 WeightForm = Literal["auto", "stored", "dense"]
@@ -99,6 +110,27 @@ def by_torch(kernels: Kernels, weights: WeightForm, why: str) -> Choice:
     if weights == "stored":
         raise ConfigError(f"weights = stored needs kernels, and torch computes here: {why}")
     return Choice(kernels, (), why, weights, False, "torch multiplies no others")
+
+
+def invariant(choice: Choice) -> Choice:
+    """The choice whose bits depend on nothing else: of one path, not of the first that can be built.
+
+    Raises:
+        ConfigError: torch computes, whose sums depend on the number of rows.
+    """
+    if not choice.paths:
+        why = "sums of torch depend on the number of rows"
+        if choice.kernels == "torch":
+            raise ConfigError(f"batch_invariant cannot be kept with kernels = torch: {why}; leave kernels out")
+        raise ConfigError(f"batch_invariant cannot be kept: {why}, and torch computes here: {choice.why_path}")
+    return replace(choice, kernels=choice.paths[0], paths=choice.paths[:1])  # type: ignore[arg-type]
+
+
+def numerics(choice: Choice) -> str:
+    """What decides an invariant choice's bits beside weights and types: one text for each, and so KV of its own."""
+    from deepinfra_kernels.build import fingerprint
+
+    return f"batch-invariant {choice.path} {choice.weights} {fingerprint(choice.path)}"
 
 
 def _paths(config: DecoderConfig, kernels: Kernels, compiler: str | None) -> tuple[tuple[str, ...], str]:

@@ -12,7 +12,7 @@ from deepinfra.core.kv import KVLayout
 from deepinfra.core.model import Computing, ExecutorIdentity, ExecutorLimits
 from deepinfra.core.step import MaskRows, StepPlan, StepResult
 from deepinfra.errors import ConfigError, ExecutorError, ExecutorLost, UnsupportedModelError
-from deepinfra.executors.torch.choice import Choice, Kernels, WeightForm, choose, packed_nbytes
+from deepinfra.executors.torch.choice import Choice, Kernels, WeightForm, choose, invariant, numerics, packed_nbytes
 from deepinfra.executors.torch.config import decoder_config
 from deepinfra.executors.torch.layout import ITEMSIZE, layout_of
 from deepinfra.executors.torch.machine import choose_dtype, machine_kind, processor, usable_cores
@@ -80,6 +80,9 @@ class TorchExecutor(Executor):
         weights: `stored` multiplies matrices in block formats (GGUF) as they are, with activations rounded to integers
             of 8 bits; `dense` decodes them to `dtype`. `auto` takes `stored` where kernels can.
         compiler: Builds the kernels; default: the first found of g++, clang++ and c++.
+        batch_invariant: Promise that a sequence's logits do not depend, to the bit, on what else is computed, on how
+            its prompt is cut, on what of it was cached, on drafts or on threads. All kernels keep that; torch does not,
+            and is refused. KV is never shared with another mode, path, form of weights or version of the kernels.
 
     Raises:
         ModelError: Files are missing, damaged or contradictory.
@@ -104,6 +107,7 @@ class TorchExecutor(Executor):
         kernels: Kernels = "auto",
         weights: WeightForm = "auto",
         compiler: str | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         self._model = open_model(model) if isinstance(model, str) else model
         self._config = decoder_config(self._model.config)
@@ -122,6 +126,10 @@ class TorchExecutor(Executor):
         self._threads, self._num_slots = threads, num_slots
         self._layout = layout_of(self._config, self._dtype, block_size)
         self._choice = choose(self._config, self._model.tensors, kernels, weights, compiler)
+        self._numerics = "ordinary"
+        if batch_invariant:
+            self._choice = invariant(self._choice)
+            self._numerics = numerics(self._choice)
         self._compiler = compiler
         self._library: Library | None = None
         self._staging: memoryview | None = None
@@ -131,7 +139,8 @@ class TorchExecutor(Executor):
     @property
     def provides(self) -> frozenset[str]:
         """See `Executor.provides`."""
-        return frozenset({"drafts", "logprobs", "masks", "sampling"})
+        always = frozenset({"drafts", "logprobs", "masks", "sampling"})
+        return always if self._numerics == "ordinary" else always | {"batch-invariant"}
 
     @property
     def layout(self) -> KVLayout:
@@ -152,7 +161,7 @@ class TorchExecutor(Executor):
         if not self._weights:
             check_fits(self.memory_plan(), self._block_size)
             self._weights = self._model.fingerprint()
-        return ExecutorIdentity(model=self._model.name, weights=self._weights, kv_dtype=self._dtype)
+        return ExecutorIdentity(self._model.name, self._weights, self._dtype, self._numerics)
 
     @property
     def computing(self) -> Computing:
@@ -231,6 +240,7 @@ class TorchExecutor(Executor):
             "dtype": f"{self._dtype}: {self._why_dtype}",
             "kernels": f"{self._choice.path}: {self._choice.why_path}",
             "weights": f"{self._choice.weights}: {self._choice.why_weights}",
+            "numerics": self._numerics,
             "num_blocks": f"{plan.num_blocks}: {plan.why}",
             "max_context": str(min(self._max_context, plan.num_blocks * self._block_size)),
             "memory": str(plan),

@@ -40,3 +40,8 @@ class TorchOptions(BaseModel):
     compiler: str | None = Field(
         None, min_length=1, description="builds the kernels; default: the first found of g++, clang++ and c++"
     )
+    batch_invariant: bool = Field(
+        False,
+        description="tokens and logprobs do not depend, to the bit, on what else is computed, on chunks, caches, "
+        "drafts or threads; refused where kernels cannot compute the model",
+    )
