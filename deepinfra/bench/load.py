@@ -59,6 +59,7 @@ class LoadRun:
         requests: How many requests in all.
         concurrency: How many at a time; the next begins when one ends.
         prompt: Words per prompt, each about a token; no two prompts begin alike.
+        chat: Send chats of one message instead of plain prompts.
         new: Tokens to generate per request; the model's own end is ignored.
         model: Name to ask for; default: the first that the server lists.
         seed: Of the prompts.
@@ -68,6 +69,7 @@ class LoadRun:
     concurrency: int = 8
     prompt: int = 256
     new: int = 64
+    chat: bool = False
     model: str | None = None
     seed: int = 0
 
@@ -132,6 +134,7 @@ class Reply:
         prompt_tokens: Of the prompt, as the server counted them.
         cached_tokens: Of those, how many it had cached.
         completion_tokens: Of the answer.
+        text: The answer.
     """
 
     began: float
@@ -140,6 +143,7 @@ class Reply:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    text: str = ""
 
     @property
     def ttft_s(self) -> float:
@@ -185,9 +189,11 @@ async def run_load(
 
     async def client() -> None:
         while waiting:
-            body = {"model": model, "prompt": waiting.pop()}
+            text = waiting.pop()
+            body = {"messages": [{"role": "user", "content": text}]} if run.chat else {"prompt": text}
+            path = "/chat/completions" if run.chat else "/completions"
             try:
-                found.append(await ask(endpoint, "/completions", body, run.new, clock))
+                found.append(await ask(endpoint, path, {"model": model, **body}, run.new, clock))
             except (EngineError, OSError) as error:
                 errors.append(str(error))
             progress(len(found) + len(errors))
@@ -260,6 +266,7 @@ async def ask(endpoint: Endpoint, path: str, body: Mapping[str, object], new: in
     }
     began = clock.now()
     at: list[float] = []
+    text: list[str] = []
     usage: dict[str, object] = {}
     async with endpoint.request(path, asked) as response:
         while (data := await response.event()) and data != b"[DONE]":
@@ -267,8 +274,10 @@ async def ask(endpoint: Endpoint, path: str, body: Mapping[str, object], new: in
             if "error" in chunk:
                 raise EngineError(str(chunk["error"]["message"]))
             usage = chunk.get("usage") or usage
-            if any(choice.get("text") or choice.get("delta", {}).get("content") for choice in chunk["choices"]):
+            pieces = [choice.get("text") or choice.get("delta", {}).get("content") for choice in chunk["choices"]]
+            if any(pieces):
                 at.append(clock.now())
+                text += filter(None, pieces)
     if not at or not usage:
         raise EngineError("an answer ended without text or usage")
     details = usage.get("prompt_tokens_details")
@@ -279,4 +288,5 @@ async def ask(endpoint: Endpoint, path: str, body: Mapping[str, object], new: in
         prompt_tokens=int(str(usage["prompt_tokens"])),
         cached_tokens=int(details.get("cached_tokens") or 0) if isinstance(details, dict) else 0,
         completion_tokens=int(str(usage["completion_tokens"])),
+        text="".join(text),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ("NOISY_CORES", "CpuUse", "CpuWatch", "Use", "use_of")
+__all__ = ("NOISY_CORES", "CpuUse", "CpuWatch", "Use", "peak_nbytes", "use_of")
 
 NOISY_CORES = 0.10
 """Cores used by other programs above which a figure is not to be trusted."""
@@ -98,3 +98,16 @@ def _ticks(root: int) -> dict[int, int]:
         if ancestor == root:
             found[pid] = ticks[pid]
     return found
+
+
+def peak_nbytes(pid: int) -> int:
+    """Most resident memory that a process and its present descendants have held, summed over them."""
+    return sum(_peak_nbytes(each) for each in _ticks(pid))
+
+
+def _peak_nbytes(pid: int) -> int:
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)

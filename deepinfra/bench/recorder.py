@@ -22,7 +22,7 @@ class StepRecord(NamedTuple):
     seconds: float
     rows: int
     positions: int
-    tokens: int
+    ids: tuple[int, ...]
 
 
 class Steady(NamedTuple):
@@ -65,7 +65,7 @@ def steady(records: Sequence[StepRecord], batch: int) -> Steady:
         steps=len(counted),
         wall_s=best[-1].ended_at - best[0].ended_at,
         executor_s=sum(record.seconds for record in counted),
-        tokens=sum(record.tokens for record in counted),
+        tokens=sum(len(record.ids) for record in counted),
     )
 
 
@@ -150,6 +150,6 @@ class Recorder(Executor):
                 seconds=result.seconds,
                 rows=len(plan.items),
                 positions=sum(item.length for item in plan.items),
-                tokens=sum(len(output.tokens) for output in result.outputs),
+                ids=tuple(token for output in result.outputs for token in output.tokens),
             )
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
+from deepinfra.cli.compare import compare, numbers
 from deepinfra.cli.mix import mix
 from deepinfra.cli.overload import overload
 from deepinfra.cli.progress import shown_line
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ("bench",)
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast it is on this machine.")
+bench.command("compare")(compare)
 bench.command("mix")(mix)
 bench.command("overload")(overload)
 
@@ -48,47 +50,36 @@ def offline(
     prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 512,
     new: Annotated[int, typer.Option(min=4, help="Tokens to generate per sequence.")] = 64,
     repeat: Annotated[int, typer.Option(min=1, help="Rounds; the median is reported.")] = 5,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch, the peer's too.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads that compute.")] = None,
     process: Annotated[
-        bool | None,
-        typer.Option(help="Run the executor in a child process, as serve does; default: beside a peer only."),
+        bool | None, typer.Option(help="Run the executor in a child process, as serve does; default: in this one.")
     ] = None,
-    peer: Annotated[str | None, typer.Option(help="transformers: measure it in the same run, in turns.")] = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prefill, decode and engine overhead of an engine in this process."""
+    """Prefill, decode and engine overhead of an engine in this process; `bench compare` sets others beside it."""
     from deepinfra.bench.offline import OfflineRun
-    from deepinfra.errors import ConfigError
 
-    if peer not in (None, "transformers"):
-        raise ConfigError(f"no peer is named {peer!r}; known: transformers")
-    sizes = tuple(int(size) for size in batch.split(",") if size.strip().isdecimal())
-    if not sizes or len(sizes) != len(batch.split(",")) or min(sizes) < 1:
-        raise ConfigError(f"--batch takes numbers of sequences like 1,8,32; {batch!r} is something else")
-    # Two sets of OpenMP threads in one process slow each other: prefill of 512 tokens lost a fifth.
-    executor = {"dtype": dtype, "threads": threads, "process": peer is not None if process is None else process}
+    sizes = numbers("--batch", batch)
+    executor = {"dtype": dtype, "threads": threads, "process": process}
     chosen = {name: value for name, value in executor.items() if value is not None}
     keywords: dict[str, object] = {"model": model, "pool": {"executor": chosen} if chosen else None}
     blueprint = blueprint_for(config, keywords, defaults=OFFLINE)
     fetch_models(blueprint)
     run = OfflineRun(batches=sizes, prompt=prompt, new=new, repeat=repeat)
     with shown_line() as show:
-        report = anyio.run(_offline, blueprint, run, peer, threads, show)
+        report = anyio.run(_offline, blueprint, run, show)
     if as_json:
         _print_json(report)
     else:
         _print_offline(report)
 
 
-async def _offline(
-    blueprint: Blueprint, run: OfflineRun, peer: str | None, threads: int | None, show: Callable[[str], None]
-) -> OfflineReport:
+async def _offline(blueprint: Blueprint, run: OfflineRun, show: Callable[[str], None]) -> OfflineReport:
     from deepinfra.bench.offline import run_offline
     from deepinfra.bench.recorder import Recorder
     from deepinfra.engine import Engine, Pool
     from deepinfra.errors import ConfigError
-    from deepinfra.models import open_model
 
     if blueprint.pool is None:
         raise ConfigError("bench offline measures one pool; this configuration splits prefill and decode")
@@ -96,14 +87,7 @@ async def _offline(
     recorder = Recorder(parts.executor)
     pool = Pool(parts.scheduler, recorder, store=parts.store, speculator=parts.speculator, placer=parts.placer)
     async with Engine(blueprint.recipe.build(), pool, name=blueprint.name) as engine:
-        other = None
-        if peer is not None:
-            from deepinfra.bench.peer import TransformersPeer
-
-            show("transformers: weights")
-            opened = open_model(blueprint.settings.model)
-            other = TransformersPeer(opened, dtype=recorder.identity.kv_dtype, threads=threads)
-        return await run_offline(engine, recorder, run, peer=other, progress=show)
+        return await run_offline(engine, recorder, run, progress=show)
 
 
 @bench.command("serve")
@@ -112,6 +96,7 @@ def serve(
     model: Annotated[str | None, typer.Option(help="Name to ask for; default: the first the server lists.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
     requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 32,
+    chat: Annotated[bool, typer.Option("--chat", help="Send chats instead of plain prompts.")] = False,
     prompt: Annotated[int, typer.Option(min=1, help="Words per prompt, each about a token.")] = 256,
     new: Annotated[int, typer.Option(min=1, help="Tokens to generate per request.")] = 64,
     api_key: Annotated[str | None, typer.Option(help="Sent as bearer token.")] = None,
@@ -121,7 +106,7 @@ def serve(
     from deepinfra.bench.http import Endpoint
     from deepinfra.bench.load import LoadRun
 
-    run = LoadRun(requests=requests, concurrency=concurrency, prompt=prompt, new=new, model=model)
+    run = LoadRun(requests=requests, concurrency=concurrency, prompt=prompt, new=new, chat=chat, model=model)
     report = anyio.run(_serve, Endpoint(url, api_key=api_key), run)
     if as_json:
         _print_json(report)
@@ -291,13 +276,8 @@ def _print_offline(report: OfflineReport) -> None:
     typer.echo(f"{report.model}, {report.kv_dtype}, {run.prompt} tokens of prompt, {run.new} new, {run.repeat} rounds")
     for figure in report.figures:
         name = f"{figure.name} at batch {figure.batch}"
-        if figure.name == "overhead":
-            typer.echo(f"{name:24} {figure.ours.median:10.1%}")
-            continue
-        line = f"{name:24} {figure.ours.median:10.1f} tok/s"
-        if figure.peer is not None and figure.ratio is not None:
-            line += f"   {report.peer}: {figure.peer.median:.1f} tok/s   ratio {figure.ratio:.2f}"
-        typer.echo(line)
+        value = f"{figure.median:10.1%}" if figure.name == "overhead" else f"{figure.median:10.1f} tok/s"
+        typer.echo(f"{name:24} {value}")
     _print_cpu(report.cpu)
 
 

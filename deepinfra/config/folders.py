@@ -6,7 +6,7 @@ from pathlib import Path
 
 import platformdirs
 
-__all__ = ("kv_folder", "timings_folder")
+__all__ = ("kv_folder", "peers_folder", "timings_folder")
 
 
 def kv_folder() -> Path:
@@ -17,3 +17,8 @@ def kv_folder() -> Path:
 def timings_folder() -> Path:
     """Where schedulers keep the step times they measured, beside it."""
     return platformdirs.user_cache_path("deepinfra", appauthor=False) / "timings"
+
+
+def peers_folder() -> Path:
+    """Where `deepinfra bench compare` keeps weights in other programs' formats, beside it."""
+    return platformdirs.user_cache_path("deepinfra", appauthor=False) / "peers"

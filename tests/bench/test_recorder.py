@@ -14,7 +14,8 @@ class TestConformance(ExecutorConformance):
 
 
 def record(at: float, rows: int, positions: int | None = None, *, tokens: int | None = None) -> StepRecord:
-    return StepRecord(at, 0.5, rows, rows if positions is None else positions, rows if tokens is None else tokens)
+    ids = tuple(range(rows if tokens is None else tokens))
+    return StepRecord(at, 0.5, rows, rows if positions is None else positions, ids)
 
 
 def test_steady_is_the_longest_run_of_full_decode_steps() -> None:
@@ -47,5 +48,8 @@ async def test_a_record_says_what_a_step_did() -> None:
         host = Host(recorder)
         line = host.line([1, 2, 3])
         await host.generate(line, 2)
-        assert [(each.rows, each.positions, each.tokens) for each in recorder.records] == [(1, 3, 1), (1, 1, 1)]
+        assert [(each.rows, each.positions, each.ids) for each in recorder.records] == [
+            (1, 3, tuple(line.output[:1])),
+            (1, 1, tuple(line.output[1:2])),
+        ]
         assert recorder.records[0].ended_at <= recorder.records[1].ended_at

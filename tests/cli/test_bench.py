@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 import types
 import typing
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from deepinfra.bench.cache import CacheReport
+from deepinfra.bench.compare.run import CompareReport
+from deepinfra.bench.compare.serve import ServeReport
 from deepinfra.bench.kv import KVReport
 from deepinfra.bench.kvrestore import RestoreReport
 from deepinfra.bench.load import LoadReport
@@ -40,7 +43,11 @@ def paths(kind: type, prefix: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "report", [OfflineReport, LoadReport, RecipeReport, KVReport, CacheReport, RestoreReport, OverloadReport]
+    "report",
+    [
+        *(OfflineReport, LoadReport, RecipeReport, KVReport, CacheReport, RestoreReport, OverloadReport),
+        *(CompareReport, ServeReport),
+    ],
 )
 def test_every_field_of_the_json_is_documented(report: type) -> None:
     documented = set(re.findall(r"`([\w.\[\]]+)`", REFERENCE.read_text()))
@@ -51,7 +58,7 @@ def test_every_field_of_the_json_is_documented(report: type) -> None:
 def test_a_batch_that_is_no_number_is_refused(batch: str) -> None:
     result = run("offline", "--batch", batch)
     assert result.exit_code == 1
-    assert "takes numbers of sequences like 1,8,32" in str(result.exception)
+    assert "--batch takes numbers like 1,8,32" in str(result.exception)
 
 
 def test_what_a_started_server_is_told_is_refused_for_a_running_one() -> None:
@@ -60,9 +67,46 @@ def test_what_a_started_server_is_told_is_refused_for_a_running_one() -> None:
     assert "takes numbers of clients like 16,64" in str(run("overload", "--concurrency", "1,x").exception)
 
 
-def test_an_unknown_peer_is_refused_by_name() -> None:
-    result = run("offline", "--peer", "vllm")
-    assert "no peer is named 'vllm'; known: transformers" in str(result.exception)
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--ours", "fast"), "no form of ours is named 'fast'; known: stored, bfloat16, float32, torch"),
+        (("--ours", "stored+odd"), "no form of ours is named 'stored+odd'"),
+        (
+            ("--llama-cpp", sys.executable, "--llama-forms", "q9"),
+            "no format of llama.cpp is named 'q9'; known: shipped",
+        ),
+        (("--prefill", "x"), "--prefill takes numbers like 1,8,32"),
+    ],
+)
+def test_what_a_comparison_does_not_know_is_refused_by_name(
+    smollm2_path: Path, options: tuple[str, ...], why: str
+) -> None:
+    result = run("compare", str(smollm2_path), *options)
+    assert why in str(result.exception)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ours_and_a_peer_compute_the_same_in_one_run(smollm2_path: Path, tmp_path: Path) -> None:
+    sizes = ("--prefill", "32", "--batch", "1,3", "--prompt", "16", "--new", "8", "--repeat", "2", "--threads", "1")
+    places = ("--weights", str(tmp_path / "weights"), "--chart", str(tmp_path / "chart.html"))
+    done = run(
+        *("compare", str(smollm2_path), "--ours", "bfloat16", "--transformers", sys.executable),
+        *(*sizes, *places, "--json"),
+    )
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert [(side["label"], side["same_firsts"]) for side in report["sides"]] == [
+        ("ours bfloat16", 1.0),
+        ("transformers bf16", 1.0),
+    ]
+    rows = {row["name"]: row for row in report["rows"]}
+    assert list(rows) == ["prefill 32", "decode 1", "decode 3", "start to ready", "peak memory"]
+    for row in rows.values():
+        assert row["best_peer"] == "transformers bf16"
+        assert all(value > 0 for side in row["sides"] for value in side["values"])
+    assert "transformers bf16" in (tmp_path / "chart.html").read_text()
 
 
 def test_nobody_at_the_address_is_an_error() -> None:

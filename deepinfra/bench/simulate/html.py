@@ -12,7 +12,7 @@ from deepinfra.bench.simulate.plots import number_text, seconds_text
 from deepinfra.bench.simulate.report import BucketSummary, Spread, Summary
 from deepinfra.bench.simulate.results import SimulationResult
 
-__all__ = ("STYLE", "figure_text", "page", "verdict_text")
+__all__ = ("STYLE", "document", "drawn", "figure_text", "page", "section", "table", "verdict_text")
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --soft: #59636e; --rule: #d8dee4; --wash: #f3f5f7;
@@ -69,15 +69,20 @@ def page(results: Sequence[SimulationResult], *, price: float | None = None) -> 
     plots = figures(results, found)
     sections = [
         _head(title, found),
-        _section("In short", _SHORT if len(found) > 1 else "", _comparison(compare(found), names)),
-        *(_section(name, words, _plots(inside)) for name, words, inside in plots),
-        _section("By uncached prompt length", _BUCKETS, "".join(map(_buckets, found))),
-        _section("By tenant", "", "".join(_tenants(summary) for summary in found if summary.tenants)),
-        _section("Pools", "Means over the time simulated.", "".join(map(_pools, found))),
-        _section("How requests ended", "", _outcomes(found)),
-        _section("What was simulated", "", _settings(found)),
+        section("In short", _SHORT if len(found) > 1 else "", _comparison(compare(found), names)),
+        *(section(name, words, drawn(inside)) for name, words, inside in plots),
+        section("By uncached prompt length", _BUCKETS, "".join(map(_buckets, found))),
+        section("By tenant", "", "".join(_tenants(summary) for summary in found if summary.tenants)),
+        section("Pools", "Means over the time simulated.", "".join(map(_pools, found))),
+        section("How requests ended", "", _outcomes(found)),
+        section("What was simulated", "", _settings(found)),
         f"<footer><p>{_METHOD}</p><p>deepinfra {escape(__version__)}</p></footer>",
     ]
+    return document(title, sections)
+
+
+def document(title: str, sections: Sequence[str]) -> str:
+    """A whole file of such sections, which are HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
@@ -120,7 +125,8 @@ _METHOD = (
 # -- sections -------------------------------------------------------------------------------------
 
 
-def _section(name: str, words: str, inside: str) -> str:
+def section(name: str, words: str, inside: str) -> str:
+    """A heading, words below it, and what is HTML already; nothing without that."""
     if not inside:
         return ""
     return f"<section><h2>{escape(name)}</h2>{f'<p>{escape(words)}</p>' if words else ''}{inside}</section>"
@@ -137,12 +143,13 @@ def _head(title: str, found: Sequence[Summary]) -> str:
     return f'<h1>{escape(title)}</h1><p>{words}, {seconds_text(first.span_s)}</p><div class="key">{keys}</div>'
 
 
-def _plots(plots: Sequence[Plot]) -> str:
-    drawn = "".join(f"<figure><figcaption>{escape(name)}</figcaption>{svg}</figure>" for name, svg in plots)
-    return f'<div class="plots">{drawn}</div>' if plots else ""
+def drawn(plots: Sequence[Plot]) -> str:
+    """Plots side by side, each with its caption."""
+    each = "".join(f"<figure><figcaption>{escape(name)}</figcaption>{svg}</figure>" for name, svg in plots)
+    return f'<div class="plots">{each}</div>' if plots else ""
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
     """Cells are HTML; heads and caption are text."""
     head = "".join(f"<th>{escape(each)}</th>" for each in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
@@ -157,7 +164,7 @@ def _comparison(rows: Sequence[Comparison], names: Sequence[str]) -> str:
         + [cell for figure in row.figures[1:] for cell in (_figure(figure, row.unit), _verdict(figure))]
         for row in rows
     ]
-    return _table(heads, cells)
+    return table(heads, cells)
 
 
 def _figure(figure: Figure, unit: Unit) -> str:
@@ -201,7 +208,7 @@ def _requests(kind: str, buckets: Sequence[BucketSummary], caption: str) -> str:
         row.append("–" if bucket.whole_s is None else seconds_text(bucket.whole_s.p50))
         row.append("–" if bucket.overtaken is None else f"{bucket.overtaken.worst:,.0f}")
         rows.append(row)
-    return _table(heads, rows, caption)
+    return table(heads, rows, caption)
 
 
 def _spread(spread: Spread | None) -> list[str]:
@@ -226,13 +233,13 @@ def _pools(summary: Summary) -> str:
         ]
         for pool in summary.pools
     ]
-    return _table(heads, rows, summary.name)
+    return table(heads, rows, summary.name)
 
 
 def _outcomes(found: Sequence[Summary]) -> str:
     codes = dict.fromkeys(code for summary in found for code in summary.outcomes)
     rows = [[escape(_outcome(code)), *(f"{summary.outcomes.get(code, 0):,}" for summary in found)] for code in codes]
-    return _table(["", *(summary.name for summary in found)], rows)
+    return table(["", *(summary.name for summary in found)], rows)
 
 
 def _outcome(code: str) -> str:
@@ -256,4 +263,4 @@ def _settings(found: Sequence[Summary]) -> str:
     names = dict.fromkeys(name for summary in found for name in summary.settings)
     rows = [[escape(name), *(escape(summary.settings.get(name, "–")) for summary in found)] for name in names]
     rows += [[escape(name), *(escape(look(summary)) for summary in found)] for name, look in own]
-    return _table(["", *(summary.name for summary in found)], rows)
+    return table(["", *(summary.name for summary in found)], rows)

@@ -12,7 +12,20 @@ from html import escape
 from math import ceil, floor, log10
 from typing import NamedTuple
 
-__all__ = ("Axis", "Line", "Range", "Segment", "axis_for", "lines", "number_text", "ranges", "seconds_text", "stacks")
+__all__ = (
+    "Axis",
+    "Bar",
+    "Line",
+    "Range",
+    "Segment",
+    "axis_for",
+    "bars",
+    "lines",
+    "number_text",
+    "ranges",
+    "seconds_text",
+    "stacks",
+)
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 360, 50, 14, 10, 36
 """Of a plot, in its own units: a plot is about as wide as a phone, so that its text is never scaled down."""
@@ -73,6 +86,16 @@ class Segment(NamedTuple):
     shade: int
     name: str
     share: float
+
+
+class Bar(NamedTuple):
+    """A bar from 0: style, what it is of, its value, from where to where single values lay, and what is said of it."""
+
+    style: int
+    label: str
+    value: float
+    spread: tuple[float, float]
+    note: str = ""
 
 
 def axis_for(
@@ -171,6 +194,24 @@ def stacks(title: str, x: Axis, rows: Sequence[tuple[str, Sequence[Segment]]]) -
             told = f"{escape(segment.name)}: {100 * segment.share:.1f} %"
             bar = f'<rect class="t{segment.shade}" x="{begin:.1f}" y="{y + 19}" width="{end - begin:.1f}" height="18"/>'
             drawn.append(f"<g>{bar}<title>{told}</title></g>")
+    return _svg(title, height, "".join(drawn))
+
+
+def bars(title: str, x: Axis, rows: Sequence[Bar]) -> str:
+    """One bar per row, below its label and note; a thin line spans its single values."""
+    step = 34
+    height = TOP + BOTTOM + step * len(rows)
+    across = _across(x, left=16)
+    drawn = [_grid(x, None, height, left=16)]
+    for index, row in enumerate(rows):
+        y, end = TOP + step * index, across(row.value)
+        told = f"{row.label}: {x.text(row.value)}" + (f", {row.note}" if row.note else "")
+        drawn.append(f'<text class="row" x="16" y="{y + 12}">{escape(told)}</text>')
+        bar = f'<rect class="mark c{row.style}" x="16" y="{y + 16}" width="{max(1.0, end - 16):.1f}" height="12"/>'
+        low, high = (across(value) for value in row.spread)
+        spread = f'<line class="limit" x1="{low:.1f}" x2="{high:.1f}" y1="{y + 22}" y2="{y + 22}"/>'
+        between = f"{x.text(row.spread[0])} to {x.text(row.spread[1])}"
+        drawn.append(f"<g>{bar}{spread}<title>{escape(told)} ({escape(between)})</title></g>")
     return _svg(title, height, "".join(drawn))
 
 
