@@ -147,7 +147,10 @@ inline void read_row_as(const uint8_t* row, int64_t n, float* y) {
   if constexpr (S == kF32) {
     std::memcpy(y, row, static_cast<size_t>(n) * sizeof(float));
   } else if constexpr (S == kF16 || S == kBF16) {
-    for (int64_t i = 0; i < n; ++i) {
+    int64_t i = 0;
+    if constexpr (S == kF16)
+      for (; i + kLanes <= n; i += kLanes) store(y + i, load_half(reinterpret_cast<const uint16_t*>(row + 2 * i)));
+    for (; i < n; ++i) {
       uint16_t h;
       std::memcpy(&h, row + 2 * i, sizeof h);
       y[i] = S == kF16 ? half_to_float(h) : bf16_to_float(h);

@@ -232,11 +232,22 @@ inline float bf16_to_float(uint16_t h) {
   std::memcpy(&x, &b, sizeof x);
   return x;
 }
-inline uint16_t float_to_bf16(float x) {  // to nearest, ties to even; a NaN stays one
+inline uint16_t float_to_bf16(float x) {  // to nearest, ties to even; a NaN that a CPU makes stays one
   uint32_t b;
   std::memcpy(&b, &x, sizeof b);
-  if ((b & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((b >> 16) | 0x40u);
   return static_cast<uint16_t>((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+}
+
+// n values as bfloat16, and a zero after an odd number.
+inline void round_row(const float* x, int64_t n, uint16_t* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const I16 b = bits(load(x + i));
+    const I16 odd = both(shift_right<16>(b), set_int(1));
+    store_words(to + i, shift_right<16>(add(add(b, set_int(0x7fff)), odd)));
+  }
+  for (; i < n; ++i) to[i] = float_to_bf16(x[i]);
+  if (n % 2) to[n] = 0;
 }
 
 }  // namespace di

@@ -28,12 +28,6 @@ inline int64_t input_nbytes(Compute compute, int64_t in) {
   return (lines | 1) * 64;
 }
 
-DI_INLINE I16 round_bf16(F16 x) {  // the lower half of each lane
-  const I16 b = bits(x);
-  const I16 odd = both(shift_right<16>(b), set_int(1));
-  return shift_right<16>(add(add(b, set_int(0x7fff)), odd));
-}
-
 inline void quantise_group(F16 x0, F16 x1, InputGroup& to) {
   // The largest magnitude as integers: the bits of magnitudes are ordered as they are, and a NaN is above all.
   alignas(64) int32_t lanes[kLanes];
@@ -63,11 +57,7 @@ inline void prepare_row(Compute compute, const float* x, int64_t in, void* row) 
   if (compute == Compute::f32) {
     std::memcpy(row, x, static_cast<size_t>(in) * sizeof(float));
   } else if (compute == Compute::bf16) {
-    uint16_t* to = static_cast<uint16_t*>(row);
-    int64_t i = 0;
-    for (; i + kLanes <= in; i += kLanes) store_words(to + i, round_bf16(load(x + i)));
-    for (; i < in; ++i) to[i] = float_to_bf16(x[i]);
-    if (in % 2) to[in] = 0;
+    round_row(x, in, static_cast<uint16_t*>(row));
   } else {
     InputGroup* to = static_cast<InputGroup*>(row);
     for (int64_t i = 0; i + kGroup <= in; i += kGroup) quantise_group(load(x + i), load(x + i + kLanes), *to++);
