@@ -92,4 +92,4 @@ def prompt_of(built: Recipe, asked: PromptInput) -> Prompt:
         return built.render(asked)
     if isinstance(asked, TextInput):
         return built.text(asked)
-    return Prompt(ids=asked)
+    return asked if isinstance(asked, Prompt) else Prompt(ids=asked)

@@ -259,10 +259,11 @@ class Engine(AsyncContextManagerMixin):
     async def _render(self, request: GenerateRequest) -> Prompt:
         """Exact ids of a request's input, off the loop when it is long."""
         given = request.input
+        if isinstance(given, Prompt) and request.constraint is not None:
+            raise RequestError("a rendered prompt states its own constraint", "constraint")
         if isinstance(given, tuple):
-            given = Prompt(
-                ids=given, stop_ids=self.recipe.tokenizer.eos_ids, start="raw", constraint=request.constraint
-            )
+            ends = self.recipe.tokenizer.eos_ids
+            given = Prompt(ids=given, stop_ids=ends, start="raw", constraint=request.constraint)
         if isinstance(given, Prompt):
             size = self._first[0].limits.vocab_size
             if given.ids and not 0 <= min(given.ids) <= max(given.ids) < size:

@@ -247,6 +247,8 @@ async def test_a_rendered_prompt_can_be_asked_as_it_is() -> None:
         receipt = await certified(one, asked(input=prompt, max_tokens=50))
         with pytest.raises(RequestError, match="outside the vocabulary"):
             await one.count(Prompt(ids=(1, 260)))
+        with pytest.raises(RequestError, match="states its own constraint"):
+            await certified(one, asked(input=prompt, constraint=Constraint(kind="json")))
     assert receipt.requests[0].stop_ids == tuple(range(0, 256, 2))
     assert receipt.requests[0].answers[0].tokens[-1] % 2 == 0
     assert EOS not in receipt.requests[0].stop_ids
