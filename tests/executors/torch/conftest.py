@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 import transformers
+from deepinfra_kernels import cpu
 
 from deepinfra.executors.torch.batch import build_batch
 from deepinfra.executors.torch.config import decoder_config
@@ -149,8 +151,81 @@ HYBRIDS = ("gemma3", "gpt-oss")
 VARIANTS: dict[str, dict[str, Any]] = {
     "-bytes": {"vocab_size": 260},  # bytes and control tokens, as `TinyRecipe` has them
     "-long": {"max_position_embeddings": 2048, "sliding_window": 128},
+    "-wide": {"head_dim": 32},  # as the kernels need it
 }
 """Behind a name: the same model with these changes."""
+
+
+@pytest.fixture(params=("torch", *cpu.paths()))
+def kernels(request: pytest.FixtureRequest) -> str:
+    """Everything that computes here: torch, and each path of the kernels that this CPU runs."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(params=cpu.paths())
+def path_of_kernels(request: pytest.FixtureRequest) -> str:
+    """Each path of the kernels that this CPU runs."""
+    name: str = request.param
+    return name
+
+
+FORMATS = {
+    "token_embd": "Q8_0",
+    "attn_q": "Q4_0",
+    "attn_k": "Q5_0",
+    "attn_v": "BF16",
+    "attn_output": "Q4_1",
+    "ffn_gate": "Q5_1",
+    "ffn_up": "Q8_0",
+    "ffn_down": "F16",
+}
+
+
+@pytest.fixture(scope="session")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file whose matrices are in many formats, of a tied model that tells tokens apart."""
+    path = tmp_path_factory.mktemp("mixed") / "mixed.gguf"
+    draw = np.random.default_rng(5)
+    hidden, inner, heads, vocab, layers = 64, 96, 4, 320, 3
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_block_count(layers)
+    writer.add_context_length(256)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(32)
+    writer.add_value_length(32)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    shapes = {
+        "attn_q": (heads * 32, hidden),
+        "attn_k": (64, hidden),
+        "attn_v": (64, hidden),
+        "attn_output": (hidden, heads * 32),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    tensors = {"token_embd": (vocab, hidden), "output_norm": (hidden,)}
+    for layer in range(layers):
+        tensors |= {f"blk.{layer}.{name}": shape for name, shape in shapes.items()}
+        tensors |= {f"blk.{layer}.{name}": (hidden,) for name in ("attn_norm", "ffn_norm")}
+    for name, shape in tensors.items():
+        if len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", 1 + draw.normal(0, 0.2, shape).astype(np.float32))
+            continue
+        kind = gguf.GGMLQuantizationType[FORMATS[name.rpartition(".")[2]]]
+        matrix = draw.normal(0, 0.3, shape).astype(np.float32)
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(matrix, kind), raw_dtype=kind)
+        if name.endswith(("attn_q", "attn_k", "attn_v")):
+            writer.add_tensor(f"{name}.bias", draw.normal(0, 0.2, shape[:1]).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 @pytest.fixture(params=list(FAMILIES))

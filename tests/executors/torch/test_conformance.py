@@ -15,6 +15,8 @@ from deepinfra.testing.window_laws import WindowLaws
 
 class TestTorch(ExecutorConformance):
     family = "llama"
+    kernels = "torch"
+    weights = "auto"
     num_blocks = 24
     path: Path
 
@@ -32,7 +34,26 @@ class TestTorch(ExecutorConformance):
             max_seqs=8,
             num_slots=4,
             threads=1,
+            kernels=self.kernels,
+            weights=self.weights,
         )
+
+
+class TestKernels(TestTorch):
+    family = "llama-wide"
+    rounds = 40
+
+    @pytest.fixture(autouse=True)
+    def _path(self, path_of_kernels: str) -> None:
+        type(self).kernels = path_of_kernels
+
+
+class TestKernelsOnStoredWeights(TestKernels):
+    weights = "stored"
+
+    @pytest.fixture(autouse=True)
+    def _model(self, mixed: Path) -> None:
+        type(self).path = mixed
 
 
 class TestGemma(TestTorch):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
 import pytest
 import safetensors.torch
+from deepinfra_kernels.cpu import paths
 from pydantic import ValidationError
 
 from deepinfra.core.ids import BlockId, Epoch, SeqId
@@ -25,26 +26,35 @@ from deepinfra.testing.host import Host
 PROMPT = [5, 9, 200, 31, 77, 6, 1, 300, 12]
 
 
-def executor(path: Path, **changes: Any) -> TorchExecutor:
+class Case(NamedTuple):
+    """A model, and what computes it."""
+
+    path: Path
+    kernels: str
+
+
+def executor(case: Case, **changes: Any) -> TorchExecutor:
     settings = {"dtype": "float32", "num_blocks": 24, "block_size": 4, "threads": 1, "num_slots": 3}
-    return TorchExecutor(str(path), **{**settings, **changes})
+    return TorchExecutor(str(case.path), **{**settings, "kernels": case.kernels, **changes})
 
 
 @pytest.fixture
-def path(made: Any) -> Path:
-    folder: Path = made("llama")[0]
-    return folder
+def path(made: Any, kernels: str) -> Case:
+    return Case(made("llama-wide")[0], kernels)
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt-oss"])
-def poisoned(request: pytest.FixtureRequest, made: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(
+    scope="module", params=[("llama", "torch"), ("gpt-oss", "torch"), *(("llama-wide", p) for p in paths())]
+)
+def poisoned(request: pytest.FixtureRequest, made: Any, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Models whose token 13 is not a number."""
+    name, kernels = request.param
     folder = tmp_path_factory.mktemp("poisoned")
-    shutil.copytree(made(request.param)[0], folder, dirs_exist_ok=True)
+    shutil.copytree(made(name)[0], folder, dirs_exist_ok=True)
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][13] = float("nan")
     safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return Case(folder, kernels)
 
 
 def test_options_are_the_constructor_s() -> None:
@@ -55,7 +65,7 @@ def test_options_are_the_constructor_s() -> None:
             assert field.default == parameters[name].default, name
 
 
-def test_more_context_than_the_model_has_is_refused(path: Path) -> None:
+def test_more_context_than_the_model_has_is_refused(path: Case) -> None:
     with pytest.raises(ConfigError, match="257"):
         executor(path, max_context=257)
 
@@ -69,7 +79,7 @@ def test_more_context_than_the_model_has_is_refused(path: Path) -> None:
     ],
     ids=["penalties", "nucleus", "top-k"],
 )
-async def test_drafts_change_no_text_under_filters_and_penalties(path: Path, sampling: SamplingParams) -> None:
+async def test_drafts_change_no_text_under_filters_and_penalties(path: Case, sampling: SamplingParams) -> None:
     async with executor(path, num_blocks=64) as ex:
         host = Host(ex)
         alone = host.line(PROMPT, sampling=sampling, seed=3)
@@ -84,7 +94,7 @@ async def test_drafts_change_no_text_under_filters_and_penalties(path: Path, sam
             host.close(line)
 
 
-async def test_numbers_that_are_not_finite_fail_their_sequence_alone(poisoned: Path) -> None:
+async def test_numbers_that_are_not_finite_fail_their_sequence_alone(poisoned: Case) -> None:
     async with executor(poisoned) as ex:
         host = Host(ex)
         truth = await host.generate(reference := host.line(PROMPT), 6)
@@ -107,7 +117,7 @@ async def test_numbers_that_are_not_finite_fail_their_sequence_alone(poisoned: P
         assert await host.generate(good, 6) == truth
 
 
-async def test_masks_decide_what_may_be_sampled(path: Path) -> None:
+async def test_masks_decide_what_may_be_sampled(path: Case) -> None:
     async with executor(path) as ex:
         host = Host(ex)
         first, second = host.line(PROMPT), host.line(PROMPT, sampling=SamplingParams(), seed=1)
@@ -122,7 +132,7 @@ async def test_masks_decide_what_may_be_sampled(path: Path) -> None:
         assert second.output[0] in (3, 4)
 
 
-async def test_a_failure_inside_torch_names_the_steps_sequences(path: Path) -> None:
+async def test_a_failure_inside_a_step_names_its_sequences(path: Case) -> None:
     async with executor(path) as ex:
         host = Host(ex)
         line = host.line(PROMPT)
@@ -137,9 +147,12 @@ async def test_a_failure_inside_torch_names_the_steps_sequences(path: Path) -> N
         assert await host.generate(fresh, 6) == line.output
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss"])
-async def test_bfloat16_says_nearly_the_same(name: str, made: Any) -> None:
-    path, probs = made(name)[0], []
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [("llama", "torch"), ("gemma3", "torch"), ("gpt-oss", "torch"), *(("qwen3-wide", p) for p in paths())],
+)
+async def test_bfloat16_says_nearly_the_same(name: str, kernels: str, made: Any) -> None:
+    path, probs = Case(made(name)[0], kernels), []
     for dtype in ("float32", "bfloat16"):
         async with executor(path, dtype=dtype) as ex:
             assert ex.layout.dtype == ex.identity.kv_dtype == dtype
@@ -151,27 +164,27 @@ async def test_bfloat16_says_nearly_the_same(name: str, made: Any) -> None:
     assert abs(probs[0].logprob - probs[1].logprob) < 0.2
 
 
-async def test_a_payload_has_positions_before_heads(path: Path) -> None:
+async def test_a_payload_has_positions_before_heads(path: Case) -> None:
     async with executor(path) as ex:
         host = Host(ex)
         line = host.line(PROMPT)
         await host.generate(line, 1)
         await ex.memory.drain(line.blocks[:1], [0])
-        whole = np.frombuffer(ex.memory.slot(0), np.float32, offset=FRAME_NBYTES).reshape(3, 2, 4, 2, 8)
+        whole = np.frombuffer(ex.memory.slot(0), np.float32, offset=FRAME_NBYTES).reshape(3, 2, 4, 2, 32)
         # Values of the first layer depend on their token alone: equal tokens at two positions show the order.
         other = host.line([PROMPT[1], PROMPT[0], *PROMPT[2:]])
         await host.generate(other, 1)
         await ex.memory.drain(other.blocks[:1], [1])
-        swapped = np.frombuffer(ex.memory.slot(1), np.float32, offset=FRAME_NBYTES).reshape(3, 2, 4, 2, 8)
+        swapped = np.frombuffer(ex.memory.slot(1), np.float32, offset=FRAME_NBYTES).reshape(3, 2, 4, 2, 32)
         np.testing.assert_allclose(whole[0, 1, [1, 0, 2, 3]], swapped[0, 1], atol=1e-5)
 
 
-def test_staging_that_is_no_whole_number_of_slots_is_refused(path: Path) -> None:
+def test_staging_that_is_no_whole_number_of_slots_is_refused(path: Case) -> None:
     with pytest.raises(ExecutorError, match="whole number"):
         executor(path).use_staging(memoryview(bytearray(1000)))
 
 
-async def test_leaving_while_a_step_waits_for_masks_ends_the_step(path: Path) -> None:
+async def test_leaving_while_a_step_waits_for_masks_ends_the_step(path: Case) -> None:
     async with executor(path) as ex:
         host = Host(ex)
         line = host.line(PROMPT)
@@ -186,7 +199,7 @@ async def test_leaving_while_a_step_waits_for_masks_ends_the_step(path: Path) ->
         await memory.drain([BlockId(0)], [0])
 
 
-async def test_entering_can_be_given_up(path: Path) -> None:
+async def test_entering_can_be_given_up(path: Case) -> None:
     ex = executor(path)
     with anyio.CancelScope() as scope:
         scope.cancel()
@@ -197,7 +210,7 @@ async def test_entering_can_be_given_up(path: Path) -> None:
     assert result.step == 1
 
 
-async def test_a_token_outside_the_vocabulary_fails_its_sequence(path: Path) -> None:
+async def test_a_token_outside_the_vocabulary_fails_its_sequence(path: Case) -> None:
     async with executor(path) as ex:
         host = Host(ex)
         line = host.line([1, 10**6])
