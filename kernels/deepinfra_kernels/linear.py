@@ -16,7 +16,19 @@ from deepinfra_kernels.arrays import address
 if TYPE_CHECKING:
     from deepinfra_kernels.library import Library
 
-__all__ = ("Compute", "PackedMatrix", "declare", "embed", "gate", "linear", "norm", "packed_nbytes", "row_nbytes")
+__all__ = (
+    "Compute",
+    "PackedMatrix",
+    "declare",
+    "embed",
+    "gate",
+    "linear",
+    "multiply",
+    "norm",
+    "packed_nbytes",
+    "prepare",
+    "row_nbytes",
+)
 
 _MOST: Final = 2**31 - 1
 _HUGE_PAGE: Final = 2 << 20
@@ -56,7 +68,7 @@ def declare(functions: ctypes.CDLL) -> None:
 
 
 def row_nbytes(library: Library, source: int, n: int) -> int | None:
-    """Bytes of `n` elements as a file of ggml's type `source` holds them; `None` of an unknown type or a split block."""
+    """Bytes of `n` elements as a file of ggml's type `source` holds them; `None`: unknown type, or a block is cut."""
     nbytes = int(library.functions.di_row_nbytes(source, n)) if 0 < n <= _MOST else -1
     return None if nbytes < 0 else nbytes
 
@@ -140,8 +152,8 @@ class PackedMatrix:
 def linear(matrix: PackedMatrix, x: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
     """Multiplies rows `[rows, inputs]` with a matrix, plus its bias: `[rows, out]`.
 
-    A row's result depends on nothing but the row and the matrix, bit by bit. Meant for tests and measurements: it starts
-    its threads anew.
+    A row's result depends on nothing but the row and the matrix, bit by bit. Meant for tests and measurements: it
+    starts its threads anew.
 
     Raises:
         ValueError: A shape or type is wrong.
