@@ -73,7 +73,8 @@ class Attention {
         weights_(kRowsAtOnce * kKeys),
         lanes_(rows_ * kLanes),
         own_(Partial::floats(rows_, dim)),
-        all_(Partial::floats(rows_, dim)) {}
+        all_(Partial::floats(rows_, dim)),
+        cells_(2 * kKeys * dim * 4) {}
 
   // Row `row` of the tile's queries, already scaled by log2(e) too.
   void query(int64_t row, const float* x) {
@@ -131,36 +132,61 @@ class Attention {
     std::fill_n(to.mixed, rows * dim_, 0.0f);
     const int64_t stop = std::min(last + 1, (split + 1) * kSplit);
     const int64_t start = std::max(split * kSplit, tile.oldest(tile.first) / kKeys * kKeys);
+    const int64_t end = std::min(tile.end, last + 1);
     for (int64_t from = start; from < stop; from += kKeys) {
-      const int64_t packed = pack(cells, from, std::min(tile.end, last + 1), {keys_.get(), values_.get()});
+      const BlockRows block(cells, from, end, cells_.get());
+      fetch_block(cells, from + kKeys, end);
+      if (rows <= kFew) {
+        see<kBf16>(tile, 0, rows, from, block, to, true);
+        continue;
+      }
+      pack<kBf16>(block, dim_, {keys_.get(), values_.get()});
       for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
-        see<kBf16>(tile, row, std::min<int64_t>(kRowsAtOnce, rows - row), from, packed, to);
+        see<kBf16>(tile, row, std::min<int64_t>(kRowsAtOnce, rows - row), from, block, to, false);
       }
     }
     for (int64_t row = 0; row < rows; ++row) to.sum[row] = total(load(lanes_ + row * kLanes));
   }
 
-  // Rows `row .. row + count` look at the packed block.
+  // Rows `row .. row + count` look at a block, which was packed unless they are few.
   template <bool kBf16>
-  void see(const Tile& tile, int64_t row, int64_t count, int64_t from, int64_t packed, const Partial& to) {
+  void see(const Tile& tile, int64_t row, int64_t count, int64_t from, const BlockRows& block, const Partial& to,
+           bool few) {
     const int64_t youngest = tile.first + (row + count - 1) / tile.group;
     const int64_t oldest = tile.oldest(tile.first + row / tile.group);
     if (youngest < from || oldest >= from + kKeys) return;
-    const int64_t used = std::min(packed, (youngest - from + kLanes) / kLanes * kLanes);
-    multiply<kBf16>(count, queries_ + row * words_, words_, keys_.get(), kKeys, words_, scores_.get(), kKeys, used,
-                    nullptr);
-    alignas(64) float high[kLanes], change[kLanes];
+    const int64_t used = std::min(block.used, (youngest - from + kLanes) / kLanes * kLanes);
+    if (few) {
+      with_few(count, [&]<int R>() { few_scores<kBf16, R>(queries_.get(), words_, block, scores_.get()); });
+    } else {
+      multiply<kBf16>(count, queries_ + row * words_, words_, keys_.get(), kKeys, words_, scores_.get(), kKeys, used,
+                      nullptr);
+    }
+    alignas(64) float change[kLanes] = {};
+    weigh<kBf16>(tile, row, count, from, used, to, change);
+    if (few) {
+      with_few(count, [&]<int R>() { few_mixed<kBf16, R>(weights_.get(), block, to.mixed, dim_, change); });
+    } else {
+      multiply<kBf16>(count, weights_.get(), kKeys, values_.get(), dim_, kBf16 ? used / 2 : used,
+                      to.mixed + row * dim_, dim_, dim_, change);
+    }
+  }
+
+  // From scores to weights, and by what the rows' sums so far change.
+  template <bool kBf16>
+  void weigh(const Tile& tile, int64_t row, int64_t count, int64_t from, int64_t used, const Partial& to,
+             float* change) {
+    float high[kRowsAtOnce];
     for (int64_t r = 0; r < count; ++r) {
-      const int64_t position = tile.first + (row + r) / tile.group;
+      const int64_t position = tile.first + (row + r) / tile.group, oldest = tile.oldest(position);
       float* scores = scores_ + r * kKeys;
-      if (position - from < used - 1 || tile.oldest(position) > from) hide(scores, used, tile.oldest(position) - from, position - from + 1);
+      if (position - from < used - 1 || oldest > from) hide(scores, used, oldest - from, position - from + 1);
       F16 most = load(scores);
       for (int64_t i = kLanes; i < used; i += kLanes) most = max(most, load(scores + i));
       high[r] = std::max(to.high[row + r], highest(most));
       change[r] = to.high[row + r] - high[r];
       to.high[row + r] = high[r];
     }
-    for (int64_t r = count; r < kLanes; ++r) change[r] = 0;
     store(change, exp2(load(change)));
     for (int64_t r = 0; r < count; ++r) {
       const float* scores = scores_ + r * kKeys;
@@ -174,8 +200,6 @@ class Attention {
       float* lanes = lanes_ + (row + r) * kLanes;
       store(lanes, fma(load(lanes), set(change[r]), sum));
     }
-    multiply<kBf16>(count, weights_.get(), kKeys, values_.get(), dim_, kBf16 ? used / 2 : used, to.mixed + row * dim_,
-                    dim_, dim_, change);
   }
 
   static void hide(float* scores, int64_t used, int64_t low, int64_t high) {
@@ -192,6 +216,7 @@ class Attention {
   Buffer<float> scores_;
   Buffer<int32_t> weights_;
   Buffer<float> lanes_, own_, all_;
+  Buffer<char> cells_;
 };
 
 }  // namespace di
