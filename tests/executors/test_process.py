@@ -20,6 +20,7 @@ from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.core.step import SeqOpen, StepPlan, WorkItem
 from deepinfra.engine import Engine, Pool
+from deepinfra.engine.receipts import Obstacle, replay
 from deepinfra.errors import ExecutorLost, ModelError, StepFailed, UnsupportedModelError
 from deepinfra.executors.process import ProcessExecutor
 from deepinfra.executors.toy import ToyExecutor
@@ -179,6 +180,25 @@ async def test_how_it_computes_is_what_the_child_says() -> None:
     async with process() as executor:
         assert executor.computing.path == "child"
         assert executor.computing.dtype == executor.identity.kv_dtype
+
+
+async def test_a_receipt_says_what_the_child_is_and_is_replayed_by_another_child() -> None:
+    request = GenerateRequest(input=PROMPT, n=2, max_tokens=6, receipt=True)
+    async with Engine(TinyRecipe(), Pool(Fcfs(), process())) as engine:
+        async with engine.generate(request) as stream:
+            async for _ in stream:
+                pass
+        receipt = stream.receipt
+        assert receipt is not None
+    async with Engine(TinyRecipe(), Pool(Fcfs(), process())) as engine:
+        again = await replay(engine, receipt)
+    async with Engine(TinyRecipe(), Pool(Fcfs(), ToyExecutor(num_blocks=32, block_size=4))) as engine:
+        here = await replay(engine, receipt)
+        forced = await replay(engine, receipt, anyway=True)
+    assert [facts.path for facts in receipt.executors] == ["child"]
+    assert (again.verdict, again.promised) == ("same", True)
+    assert (here.verdict, here.obstacles) == ("incomparable", (Obstacle("path", "child", ""),))
+    assert (forced.verdict, forced.promised) == ("same", False)
 
 
 async def test_a_child_that_never_gets_ready_is_given_up() -> None:
