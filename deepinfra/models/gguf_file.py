@@ -229,7 +229,27 @@ class _Reader:
             raise self.damaged(f"an array claims {count} values")
         if inner in _SCALARS:
             return self.numbers(inner, count)
+        if inner == _STRING:
+            return self.strings(count)
         return [self.value(inner, depth + 1) for _ in range(count)]
+
+    def strings(self, count: int) -> list[MetaValue]:
+        """As many calls of `string` give, in a quarter of the time: a vocabulary with its merges has 100,000."""
+        data, at, end = self.data, self.at, min(len(self.data), MAX_HEADER_BYTES)
+        length_at, found = _U64.unpack_from, list[MetaValue]()
+        for _ in range(count):
+            start = at + 8
+            if start > end or start + (length := length_at(data, at)[0]) > end or length > MAX_STRING_BYTES:
+                self.at = at
+                return [*found, self.string(MAX_STRING_BYTES)]  # which says what is wrong
+            at = start + length
+            try:
+                found.append(str(data[start:at], "utf-8"))
+            except UnicodeDecodeError:
+                self.at = start
+                raise self.damaged("a string is not UTF-8") from None
+        self.at = at
+        return found
 
     def numbers(self, kind: int, count: int) -> list[MetaValue]:
         dtype = np.dtype(_SCALARS[kind])
