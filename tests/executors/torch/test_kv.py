@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from deepinfra.executors.torch.blocks import KVBlocks
 from deepinfra.executors.torch.config import decoder_config
 from deepinfra.executors.torch.kv import PagedKV
 from deepinfra.models import open_model
@@ -24,3 +25,12 @@ def test_blocks_take_no_memory_before_they_are_written(made: Any) -> None:
     assert resident() - before < 64 * 2**20
     kv.clear([0, 199_999])
     assert resident() - before < 64 * 2**20
+
+
+def test_a_block_takes_its_own_memory_alone(made: Any) -> None:
+    """Planes of heads and layers are far larger than a huge page, of which a block would take one each."""
+    config = decoder_config(open_model(str(made("llama")[0])).config)
+    kv = KVBlocks(config, 4, 200_000, 4)
+    before = resident()
+    kv.words[:, :, :, 7] = 1
+    assert resident() - before < 2 * 2**20
