@@ -15,6 +15,7 @@ from deepinfra.cli.compare import compare, numbers
 from deepinfra.cli.mix import mix
 from deepinfra.cli.overload import overload
 from deepinfra.cli.progress import shown_line
+from deepinfra.cli.quality import quality
 from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_models
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ bench = typer.Typer(no_args_is_help=True, help="Measure how fast it is on this m
 bench.command("compare")(compare)
 bench.command("mix")(mix)
 bench.command("overload")(overload)
+bench.command("quality")(quality)
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object; docs/reference/bench.md names its fields.")

@@ -19,6 +19,7 @@ from deepinfra.bench.kvrestore import RestoreReport
 from deepinfra.bench.load import LoadReport
 from deepinfra.bench.offline import OfflineReport
 from deepinfra.bench.overload import OverloadReport
+from deepinfra.bench.quality import QualityReport
 from deepinfra.bench.recipe import RecipeReport
 from deepinfra.cli.bench import bench
 
@@ -46,7 +47,7 @@ def paths(kind: type, prefix: str = "") -> list[str]:
     "report",
     [
         *(OfflineReport, LoadReport, RecipeReport, KVReport, CacheReport, RestoreReport, OverloadReport),
-        *(CompareReport, ServeReport),
+        *(CompareReport, ServeReport, QualityReport),
     ],
 )
 def test_every_field_of_the_json_is_documented(report: type) -> None:

@@ -183,7 +183,7 @@ def our_sides(forms: Sequence[str], *, model: str, config: Path | None, threads:
     return made
 
 
-def our_options(form: str, threads: int) -> dict[str, object]:
+def our_options(form: str, threads: int | None = None) -> dict[str, object]:
     """Options of the executor that make a form.
 
     Raises:
@@ -192,7 +192,8 @@ def our_options(form: str, threads: int) -> dict[str, object]:
     name, _, mode = form.partition("+")
     if name not in OURS or mode not in ("", "invariant"):
         raise ConfigError(f"no form of ours is named {form!r}; known: {', '.join(OURS)}, each with +invariant")
-    return {**OURS[name], "threads": threads, **({"batch_invariant": True} if mode else {})}
+    given = {"threads": threads, "batch_invariant": True if mode else None}
+    return {**OURS[name], **{name: value for name, value in given.items() if value is not None}}
 
 
 def peer_sides(peers: Peers, model: Model, folder: Path, *, threads: int, seqs: int, context: int) -> list[SideSpec]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfra.executors.torch.batch import build_batch
@@ -55,8 +57,17 @@ class Eager(StepModel):
     @torch.inference_mode()
     def sample(self, rows: Sequence[Row]) -> list[Drawn]:
         """See `StepModel.sample`."""
+        return sample(self.logits(), rows)
+
+    def logits(self) -> NDArray[np.float32]:
+        """See `StepModel.logits`."""
         assert self._logits is not None
-        return sample(self._logits.float().numpy(), rows)
+        kept: NDArray[np.float32] = self._logits.float().numpy()
+        return kept
+
+    def seconds(self) -> dict[str, float]:
+        """See `StepModel.seconds`: torch's operations are not measured one by one."""
+        return {}
 
 
 def load_eager(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -25,7 +25,9 @@ from deepinfra.interfaces.executor import Executor, KVMemory, StepHandle
 from deepinfra.models import Model, open_model
 
 if TYPE_CHECKING:
+    import numpy as np
     from deepinfra_kernels.library import Library
+    from numpy.typing import NDArray
 
     from deepinfra.executors.torch.blocks import KVBlocks
     from deepinfra.executors.torch.rows import StepModel
@@ -256,28 +258,42 @@ class TorchExecutor(Executor):
             plan = self.memory_plan()
             check_fits(plan, self._block_size)
             memory = Staging(buffer, self._num_slots, self._layout.slot_nbytes, worker)
-            self._run = await worker.post(lambda: self._load(plan, memory, worker)).wait()
+            self._runner = await worker.post(lambda: self._load(plan, memory, worker)).wait()
             self._plan, self._memory, self._worker = plan, memory, worker
             yield self
         finally:
             await worker.close()
             self._plan = self._library = None
             self._choice = chosen
-            for name in ("_run", "_memory", "_worker"):
+            for name in ("_runner", "_memory", "_worker"):
                 self.__dict__.pop(name, None)
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """See `Executor.submit`."""
-        return _Step(plan, self._worker, self._run)
+        return _Step(plan, self._worker, self._runner.run)
+
+    async def score(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits `[tokens, vocab]` of a text from position 0 on; for measuring, while no sequence is open.
+
+        They are valid until the next call, and computed in one step: no more tokens than `max_step_tokens`.
+
+        Raises:
+            ExecutorError: A sequence is open, the model has windows, or the text does not fit.
+        """
+        if len(tokens) > self._max_step_tokens:
+            raise ExecutorError(f"a text of {len(tokens)} tokens does not fit into max_step_tokens")
+        return await self._worker.post(lambda: self._runner.score(tokens)).wait()
+
+    async def parts(self) -> Mapping[str, float]:
+        """Seconds of each part of the last step; nothing where torch computes."""
+        return await self._worker.post(self._runner.parts).wait()
 
     def _open_library(self) -> tuple[Library | None, Choice]:
         from deepinfra.executors.torch.library import open_library
 
         return open_library(self._choice, self._compiler)
 
-    def _load(
-        self, plan: MemoryPlan, memory: Staging, worker: Worker
-    ) -> Callable[[StepPlan, Callable[[], MaskRows]], StepResult]:
+    def _load(self, plan: MemoryPlan, memory: Staging, worker: Worker) -> Runner:
         """Read the weights; on the worker's thread, which is the one that will compute."""
 
         def checkpoint() -> None:
@@ -318,4 +334,4 @@ class TorchExecutor(Executor):
                 checkpoint=checkpoint,
             )
         memory.kv = kv
-        return Runner(model, self._config, kv, windows, memory.slot, self.clock.now).run
+        return Runner(model, self._config, kv, windows, memory.slot, self.clock.now)

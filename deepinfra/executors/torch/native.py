@@ -56,6 +56,15 @@ class Native(StepModel):
         assert self._logits is not None
         return sample(self._logits, rows, self._sampler)
 
+    def logits(self) -> NDArray[np.float32]:
+        """See `StepModel.logits`."""
+        assert self._logits is not None
+        return self._logits
+
+    def seconds(self) -> dict[str, float]:
+        """See `StepModel.seconds`: by `deepinfra_kernels.decoder.PARTS`."""
+        return self._decoder.seconds()
+
 
 def load_native(
     library: Library,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -69,4 +69,12 @@ class StepModel(Protocol):
 
     def sample(self, rows: Sequence[Row]) -> Sequence[Drawn]:
         """Draw a token for each row of logits that `compute` kept: item by item, each item's in order; once."""
+        ...
+
+    def logits(self) -> NDArray[np.float32]:
+        """What `compute` kept, `[wanted, vocab]`; valid until it is called again."""
+        ...
+
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds of each part of the last `compute`; nothing where they are not measured."""
         ...

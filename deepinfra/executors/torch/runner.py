@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -113,6 +113,24 @@ class Runner:
         except Exception as error:  # what computes raises what it likes; the thread and the other sequences live on
             raise StepFailed([item.seq for item in plan.items], f"{type(error).__name__}: {error}") from error
         return StepResult(plan.step, outputs, self._now() - began, tuple(failed))
+
+    def score(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits `[tokens, vocab]` of a text from position 0 on, computed in one step that nothing is kept of.
+
+        Raises:
+            ExecutorError: A sequence is open, whose blocks would be written to, or the text does not fit.
+        """
+        need = -(-len(tokens) // self._kv.block_size)
+        if self._seqs or self._windows is not None:
+            raise ExecutorError("a text is scored while no sequence is open, and by models without windows")
+        if not tokens or need > self._kv.num_blocks or len(tokens) > self._config.max_positions:
+            raise ExecutorError(f"a text of {len(tokens)} tokens does not fit")
+        self._model.compute([Rows(np.array(tokens, np.int64), 0, 0, range(need), None, len(tokens))])
+        return self._model.logits()
+
+    def parts(self) -> Mapping[str, float]:
+        """Seconds of each part of the last step, as far as its model measures them."""
+        return self._model.seconds()
 
     def _apply(self, plan: StepPlan) -> None:
         bad = {snapshot.seq: why for snapshot in plan.snapshots if (why := self._snapshot(snapshot))}
