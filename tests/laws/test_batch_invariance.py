@@ -158,7 +158,7 @@ async def test_no_bit_depends_on_what_an_engine_does_with_its_sequences(smollm2_
         for request in requests:
             await ask(engine, request)
     watched = bits.rows
-    crowded = executor(smollm2_path, "stored", num_blocks=14, max_step_tokens=24, max_seqs=8)
+    crowded = executor(smollm2_path, "stored", num_blocks=18, max_step_tokens=24, max_seqs=8)
     pool = Pool(Fcfs(), crowded, store=MemoryStore(), speculator=Ngram())
     async with Engine(RawTokens(), pool) as engine:
         for _ in ("cold", "warm"):
