@@ -13,6 +13,15 @@ from numpy.typing import NDArray
 
 from deepinfra_kernels.arrays import address
 from deepinfra_kernels.linear import PackedMatrix, row_nbytes
+from deepinfra_kernels.records import (
+    NORMS,
+    LayerRecord,
+    MatrixRecord,
+    ModelRecord,
+    StepRecord,
+    cache_record,
+    declare,
+)
 
 if TYPE_CHECKING:
     from deepinfra_kernels.library import Library
@@ -25,90 +34,6 @@ PARTS: Final = ("embed", "norm", "qkv", "write", "attention", "output", "gate_up
 _ACTIVATIONS: Final = ("silu", "gelu_tanh")
 _MOST_THREADS: Final = 256
 _MOST: Final = 2**31 - 1
-
-
-class _Matrix(ctypes.Structure):
-    _fields_ = [
-        ("kind", ctypes.c_int),
-        ("compute", ctypes.c_int),
-        ("out", ctypes.c_int64),
-        ("inputs", ctypes.c_int64),
-        ("data", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-    ]
-
-
-_PRODUCTS: Final = ("query", "key", "value", "output", "gate", "up", "down")
-_NORMS: Final = ("before", "between", "query_norm", "key_norm", "after_attention", "after_gated")
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = [(name, _Matrix) for name in _PRODUCTS] + [(name, ctypes.c_void_p) for name in _NORMS]
-
-
-class _Model(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "dim", "inner", "vocab")),
-        ("window", ctypes.c_int64),
-        ("layer", ctypes.POINTER(_Layer)),
-        ("head", _Matrix),
-        ("last", ctypes.c_void_p),
-        ("embedding", ctypes.c_void_p),
-        ("embedding_source", ctypes.c_int),
-        ("activation", ctypes.c_int),
-        *((name, ctypes.c_float) for name in ("embedding_scale", "eps", "query_scale", "rope_factor")),
-        ("frequencies", ctypes.c_void_p),
-    ]
-
-
-class _Cache(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("bf16", ctypes.c_bool),
-        *((name, ctypes.c_int64) for name in ("layers", "heads", "blocks", "block_size", "dim")),
-    ]
-
-
-class _Step(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("rows", "seqs", "wanted")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "tokens",
-                "counts",
-                "starts",
-                "write_froms",
-                "ends",
-                "blocks",
-                "wanted_rows",
-                "logits",
-                "finite",
-            )
-        ),
-    ]
-
-
-def declare(functions: ctypes.CDLL) -> None:
-    """Gives the functions of `decoder_abi.h` their signatures."""
-    small, number, real, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-    table: dict[str, tuple[list[Any], Any]] = {
-        "di_decoder_sizes": ([pointer], None),
-        "di_decoder_new": ([pointer, pointer, small, number], pointer),
-        "di_decoder_free": ([pointer], None),
-        "di_decoder_step": ([pointer, pointer], ctypes.c_char_p),
-        "di_decoder_seconds": ([pointer, pointer], None),
-        "di_attend": ([pointer, number, number, number, real, pointer, pointer, pointer, small], None),
-        "di_rope": ([pointer, pointer, number, number, number, pointer, real, real, pointer], None),
-    }
-    for name, (arguments, result) in table.items():
-        function = getattr(functions, name)
-        function.argtypes, function.restype = arguments, result
-    sizes = (ctypes.c_int64 * 5)()
-    functions.di_decoder_sizes(sizes)
-    ours = [ctypes.sizeof(record) for record in (_Matrix, _Layer, _Model, _Cache, _Step)]
-    if list(sizes) != ours:
-        raise OSError(f"{functions._name} has records of {list(sizes)} bytes, where decoder.py has {ours}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +140,32 @@ class Step:
             wanted=np.asarray(wanted, np.int64),
         )
 
+    def record(self, logits: NDArray[np.float32] | None = None, finite: NDArray[np.bool_] | None = None) -> StepRecord:
+        """What C++ takes; the arrays must outlive it.
+
+        Raises:
+            ValueError: An array has another type or size.
+        """
+        rows, seqs, wanted = len(self.tokens), len(self.counts), len(self.wanted)
+        ends = self.ends
+        record = StepRecord(
+            rows=rows,
+            seqs=seqs,
+            wanted=wanted,
+            tokens=address("tokens", self.tokens, "int64", (rows,)),
+            counts=address("counts", self.counts, "int64", (seqs,)),
+            starts=address("starts", self.starts, "int64", (seqs,)),
+            write_froms=address("write_froms", self.write_froms, "int64", (seqs,)),
+            ends=address("ends", ends, "int64", (seqs,)),
+            blocks=address("blocks", self.blocks, "int64", (len(self.blocks),)),
+            wanted_rows=address("wanted", self.wanted, "int64", (wanted,)),
+            logits=None if logits is None else logits.ctypes.data,
+            finite=None if finite is None else finite.ctypes.data,
+        )
+        if seqs and (ends[0] < 0 or ends[-1] > len(self.blocks) or (ends[1:] < ends[:-1]).any()):
+            raise ValueError("ends do not cut blocks into tables")
+        return record
+
 
 class Decoder:
     """A decoder with its weights and threads.
@@ -269,10 +220,10 @@ class Decoder:
         frequencies = np.ascontiguousarray(spec.inv_freq, np.float32)
         if frequencies.shape != (spec.head_dim // 2,):
             raise ValueError(f"inv_freq has shape {frequencies.shape}, not ({spec.head_dim // 2},)")
-        records = (_Layer * len(layers))()
+        records = (LayerRecord * len(layers))()
         for index, layer in enumerate(layers):
             self._fill(records[index], layer, f"layer {index}: ")
-        model = _Model(
+        model = ModelRecord(
             layers=len(layers),
             hidden=hidden,
             heads=spec.num_heads,
@@ -293,7 +244,7 @@ class Decoder:
             rope_factor=spec.rope_factor,
             frequencies=frequencies.ctypes.data,
         )
-        cache = _cache(kv)
+        cache = cache_record(kv)
         if (cache.layers, cache.heads, cache.dim) != (len(layers), spec.num_kv_heads, spec.head_dim):
             raise ValueError(f"kv has shape {tuple(kv.shape)}, which is not that of {len(layers)} layers of {width}")
         self._handle = self._functions.di_decoder_new(ctypes.byref(model), ctypes.byref(cache), threads, max_rows)
@@ -315,26 +266,11 @@ class Decoder:
         """
         if not self._close.alive:
             raise ValueError("the decoder is closed")
-        rows, seqs, wanted = len(step.tokens), len(step.counts), len(step.wanted)
+        wanted = len(step.wanted)
         if wanted > len(self._logits):
             self._logits = np.empty((wanted, self.spec.vocab_size), np.float32)
-        logits, finite = self._logits[:wanted], np.empty(rows, np.bool_)
-        record = _Step(
-            rows=rows,
-            seqs=seqs,
-            wanted=wanted,
-            tokens=address("tokens", step.tokens, "int64", (rows,)),
-            counts=address("counts", step.counts, "int64", (seqs,)),
-            starts=address("starts", step.starts, "int64", (seqs,)),
-            write_froms=address("write_froms", step.write_froms, "int64", (seqs,)),
-            ends=address("ends", step.ends, "int64", (seqs,)),
-            blocks=address("blocks", step.blocks, "int64", (len(step.blocks),)),
-            wanted_rows=address("wanted", step.wanted, "int64", (wanted,)),
-            logits=logits.ctypes.data,
-            finite=finite.ctypes.data,
-        )
-        if seqs and (step.ends[0] < 0 or step.ends[-1] > len(step.blocks) or (np.diff(step.ends) < 0).any()):
-            raise ValueError("ends do not cut blocks into tables")
+        logits, finite = self._logits[:wanted], np.empty(len(step.tokens), np.bool_)
+        record = step.record(logits, finite)
         if (why := self._functions.di_decoder_step(self._handle, ctypes.byref(record))) is not None:
             raise ValueError(why.decode())
         return logits, finite
@@ -347,7 +283,7 @@ class Decoder:
         self._functions.di_decoder_seconds(self._handle, seconds)
         return dict(zip(PARTS, seconds, strict=True))
 
-    def _fill(self, record: _Layer, layer: Layer, where: str) -> None:
+    def _fill(self, record: LayerRecord, layer: Layer, where: str) -> None:
         spec = self.spec
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         shapes = {
@@ -361,7 +297,7 @@ class Decoder:
         }
         for name, (out, inputs) in shapes.items():
             setattr(record, name, self._matrix(f"{where}{name}", getattr(layer, name), out, inputs))
-        for name in _NORMS:
+        for name in NORMS:
             weight = getattr(layer, name)
             if weight is None and name in ("before", "between"):
                 raise ValueError(f"{where}{name} is missing")
@@ -369,20 +305,8 @@ class Decoder:
             setattr(record, name, None if weight is None else address(f"{where}{name}", weight, "float32", (size,)))
 
     @staticmethod
-    def _matrix(name: str, matrix: PackedMatrix, out: int, inputs: int) -> _Matrix:
+    def _matrix(name: str, matrix: PackedMatrix, out: int, inputs: int) -> MatrixRecord:
         if (matrix.out, matrix.inputs) != (out, inputs):
             raise ValueError(f"{name} is [{matrix.out}, {matrix.inputs}], where [{out}, {inputs}] is needed")
         bias = None if matrix.bias is None else matrix.bias.ctypes.data
-        return _Matrix(matrix.kind, int(matrix.compute), out, inputs, matrix.data.ctypes.data, bias)
-
-
-def _cache(kv: Any) -> _Cache:
-    shape, dtype = tuple(kv.shape), str(kv.dtype).removeprefix("torch.")
-    if dtype in ("int16", "uint16"):  # numpy has no bfloat16: its bits are kept as integers
-        dtype = "bfloat16"
-    if len(shape) != 6 or shape[1] != 2 or min(shape) < 1:
-        raise ValueError(f"kv has shape {shape}, not [layers, 2, kv_heads, blocks, block_size, head_dim]")
-    if dtype not in ("bfloat16", "float32"):
-        raise ValueError(f"kv is {dtype}, not bfloat16 or float32")
-    layers, _, heads, blocks, block_size, dim = shape
-    return _Cache(address("kv", kv, dtype, shape), dtype == "bfloat16", layers, heads, blocks, block_size, dim)
+        return MatrixRecord(matrix.kind, int(matrix.compute), out, inputs, matrix.data.ctypes.data, bias)

@@ -134,18 +134,31 @@ class Attention {
     const int64_t start = std::max(split * kSplit, tile.oldest(tile.first) / kKeys * kKeys);
     const int64_t end = std::min(tile.end, last + 1);
     for (int64_t from = start; from < stop; from += kKeys) {
-      const BlockRows block(cells, from, end, cells_.get());
       fetch_block(cells, from + kKeys, end);
-      if (rows <= kFew) {
-        see<kBf16>(tile, 0, rows, from, block, to, true);
+      const BlockRows block(cells, from, end, cells_.get());
+      if (from + kKeys <= tile.first + 1 || tile.positions == 1 || finite<kBf16>(block, dim_)) {
+        look<kBf16>(tile, 0, rows, from, block, to);
         continue;
       }
-      pack<kBf16>(block, dim_, {keys_.get(), values_.get()});
-      for (int64_t row = 0; row < rows; row += kRowsAtOnce) {
-        see<kBf16>(tile, row, std::min<int64_t>(kRowsAtOnce, rows - row), from, block, to, false);
+      // A weight of zero does not hide a value that is not finite: each position looks at what it may see alone.
+      for (int64_t row = 0; row < rows; row += tile.group) {
+        const int64_t position = tile.first + row / tile.group;
+        if (position < from) continue;
+        const BlockRows own(cells, from, std::min(end, position + 1), cells_.get());
+        look<kBf16>(tile, row, row + tile.group, from, own, to);
       }
     }
     for (int64_t row = 0; row < rows; ++row) to.sum[row] = total(load(lanes_ + row * kLanes));
+  }
+
+  // Rows `first .. last` look at a block.
+  template <bool kBf16>
+  void look(const Tile& tile, int64_t first, int64_t last, int64_t from, const BlockRows& block, const Partial& to) {
+    if (last - first <= kFew) return see<kBf16>(tile, first, last - first, from, block, to, true);
+    pack<kBf16>(block, dim_, {keys_.get(), values_.get()});
+    for (int64_t row = first; row < last; row += kRowsAtOnce) {
+      see<kBf16>(tile, row, std::min<int64_t>(kRowsAtOnce, last - row), from, block, to, false);
+    }
   }
 
   // Rows `row .. row + count` look at a block, which was packed unless they are few.
@@ -157,7 +170,7 @@ class Attention {
     if (youngest < from || oldest >= from + kKeys) return;
     const int64_t used = std::min(block.used, (youngest - from + kLanes) / kLanes * kLanes);
     if (few) {
-      with_few(count, [&]<int R>() { few_scores<kBf16, R>(queries_.get(), words_, block, scores_.get()); });
+      with_few(count, [&]<int R>() { few_scores<kBf16, R>(queries_ + row * words_, words_, block, scores_.get()); });
     } else {
       multiply<kBf16>(count, queries_ + row * words_, words_, keys_.get(), kKeys, words_, scores_.get(), kKeys, used,
                       nullptr);
@@ -165,7 +178,7 @@ class Attention {
     alignas(64) float change[kLanes] = {};
     weigh<kBf16>(tile, row, count, from, used, to, change);
     if (few) {
-      with_few(count, [&]<int R>() { few_mixed<kBf16, R>(weights_.get(), block, to.mixed, dim_, change); });
+      with_few(count, [&]<int R>() { few_mixed<kBf16, R>(weights_.get(), block, to.mixed + row * dim_, dim_, change); });
     } else {
       multiply<kBf16>(count, weights_.get(), kKeys, values_.get(), dim_, kBf16 ? used / 2 : used,
                       to.mixed + row * dim_, dim_, dim_, change);

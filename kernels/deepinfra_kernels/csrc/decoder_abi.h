@@ -6,20 +6,20 @@
 namespace di {
 
 // Why a step cannot be computed, or null.
-inline const char* why_not(const Decoder& decoder, const Step& step) {
-  if (step.rows < 1 || step.rows > decoder.max_rows()) return "rows are none, or more than max_rows";
+inline const char* why_not(const Cache& cache, int64_t vocab, int64_t max_rows, const Step& step) {
+  if (step.rows < 1 || step.rows > max_rows) return "rows are none, or more than max_rows";
   for (int64_t i = 0; i < step.rows; ++i) {
-    if (step.tokens[i] < 0 || step.tokens[i] >= decoder.model().vocab) return "tokens has one outside the vocabulary";
+    if (step.tokens[i] < 0 || step.tokens[i] >= vocab) return "tokens has one outside the vocabulary";
   }
   int64_t rows = 0, begin = 0;
   for (int64_t i = 0; i < step.seqs; ++i) {
     if (step.counts[i] < 1 || step.counts[i] > step.rows) return "counts has a sequence without rows, or too many";
     rows += step.counts[i];
     if (step.starts[i] < 0 || step.starts[i] > int64_t{1} << 40) return "starts has a position below zero, or too large";
-    const int64_t size = decoder.cache().block_size, needed = (step.starts[i] + step.counts[i] + size - 1) / size;
+    const int64_t size = cache.block_size, needed = (step.starts[i] + step.counts[i] + size - 1) / size;
     if (step.ends[i] - begin < needed) return "blocks has too few for a sequence";
     for (int64_t at = begin; at < begin + needed; ++at) {
-      if (step.blocks[at] < 0 || step.blocks[at] >= decoder.cache().blocks) return "blocks has one that does not exist";
+      if (step.blocks[at] < 0 || step.blocks[at] >= cache.blocks) return "blocks has one that does not exist";
     }
     begin = step.ends[i];
   }
@@ -27,7 +27,7 @@ inline const char* why_not(const Decoder& decoder, const Step& step) {
   for (int64_t i = 0; i < step.wanted; ++i) {
     if (step.wanted_rows[i] < 0 || step.wanted_rows[i] >= step.rows) return "wanted has a row that does not exist";
   }
-  return step.wanted > decoder.max_rows() ? "wanted has more rows than max_rows" : nullptr;
+  return step.wanted > max_rows ? "wanted has more rows than max_rows" : nullptr;
 }
 
 }  // namespace di
@@ -48,7 +48,7 @@ void di_decoder_free(void* decoder) { delete static_cast<di::Decoder*>(decoder);
 // Computes a step; null, or why it was not begun.
 const char* di_decoder_step(void* decoder, const di::Step* step) {
   di::Decoder& self = *static_cast<di::Decoder*>(decoder);
-  if (const char* why = di::why_not(self, *step)) return why;
+  if (const char* why = di::why_not(self.cache(), self.model().vocab, self.max_rows(), *step)) return why;
   self.step(*step);
   return nullptr;
 }
@@ -59,8 +59,9 @@ void di_decoder_seconds(void* decoder, double* seconds) {
 }
 
 // Attention alone: queries [rows, heads, dim] of a step's sequences, whose keys and values are in the cache.
-void di_attend(const di::Cache* cache, int64_t layer, int64_t group, int64_t window, float scale, const di::Step* step,
-               const float* queries, float* y, int threads) {
+const char* di_attend(const di::Cache* cache, int64_t layer, int64_t group, int64_t window, float scale,
+                      const di::Step* step, const float* queries, float* y, int threads) {
+  if (const char* why = di::why_not(*cache, INT64_MAX, INT64_MAX, *step)) return why;
   di::Plan plan;
   plan.make(*step, group, cache->dim, cache->heads, window, 0);
   di::Pool pool(threads);
@@ -88,6 +89,7 @@ void di_attend(const di::Cache* cache, int64_t layer, int64_t group, int64_t win
     }
     for (int64_t row = 0; row < tile.rows(); ++row) attention.close(row, y + at(row));
   });
+  return nullptr;
 }
 
 // Rotates heads [rows, heads, dim] at their positions.

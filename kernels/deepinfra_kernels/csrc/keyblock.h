@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <type_traits>
 
 #include "cache.h"
 
@@ -137,6 +138,19 @@ struct BlockRows {
     }
   }
 };
+
+// Whether all values of a block are finite.
+template <bool kBf16>
+inline bool finite(const BlockRows& rows, int64_t dim) {
+  using Word = std::conditional_t<kBf16, uint16_t, uint32_t>;
+  constexpr Word exponent = static_cast<Word>(kBf16 ? 0x7f80 : 0x7f800000);
+  Word found = 0;
+  for (int64_t group = 0; group < rows.used / kLanes; ++group) {
+    const Word* words = reinterpret_cast<const Word*>(rows.values[group]);
+    for (int64_t i = 0; i < kLanes * dim; ++i) found |= (words[i] & exponent) == exponent;
+  }
+  return !found;
+}
 
 // Fetches the cells of a block into the cache.
 inline void fetch_block(const Cells& cells, int64_t from, int64_t end) {
