@@ -46,10 +46,18 @@ def _findings() -> Iterator[Finding]:
     yield from _plugins()
     flags = [flag for flag in _WANTED_FLAGS if flag in _cpu_flags()]
     yield Finding("ok", "cpu", f"{_usable_cpus()} usable cores; {' '.join(flags) or 'no vector extensions known'}")
-    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
-    words = compiler or "none found: compiled kernels are not available; install g++"
-    yield Finding("ok" if compiler else "warn", "compiler", words)
+    yield _kernels()
     yield from _folders()
+
+
+def _kernels() -> Finding:
+    from deepinfra.executors.torch.choice import survey
+
+    found = survey()
+    words = "; ".join(f"{path}: {state}" for path, state in found.items())
+    if any(state.endswith(("built", "used")) for state in found.values()):
+        return Finding("ok", "kernels", words)
+    return Finding("warn", "kernels", f"{words or 'deepinfra-kernels is not installed'}; torch computes, slower")
 
 
 def _distributions() -> Iterator[Finding]:

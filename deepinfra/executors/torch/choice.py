@@ -20,6 +20,7 @@ __all__ = (
     "invariant",
     "is_stored",
     "matrices",
+    "matrix_nbytes",
     "numerics",
     "packed_nbytes",
 )
@@ -156,6 +157,19 @@ def _paths(config: DecoderConfig, kernels: Kernels, compiler: str | None) -> tup
     return tuple(found), chosen
 
 
+def survey() -> dict[str, str]:
+    """Each path of the kernels, and how it stands with it on this machine; empty without deepinfra-kernels."""
+    try:
+        from deepinfra_kernels import build, cpu
+    except ModuleNotFoundError:
+        return {}
+    cache, found = kernel_cache_dir(), dict[str, str]()
+    for path in cpu.PATHS:
+        why = cpu.why_not(path) or build.why_not(path, cache)
+        found[path] = why or ("built" if build.cached(path, cache) else "to be built when first used")
+    return found
+
+
 def _unsupported(config: DecoderConfig) -> str:
     """Why the kernels cannot compute a model; empty if they can."""
     if config.experts is not None:
@@ -189,13 +203,16 @@ def packed_nbytes(config: DecoderConfig, tensors: TensorSource, *, stored: bool,
     total = tensors.info("model.embed_tokens.weight").nbytes
     for name in matrices(config):
         out, inputs = shapes[name]
-        rows = -(-out // _TILE) * _TILE
-        kind = tensors.info(name).dtype
-        if stored and is_stored(kind, inputs):
-            total += rows * inputs // _GROUP * _STORED[kind]
-        else:
-            total += rows * -(-inputs * itemsize // 4) * 4
+        total += matrix_nbytes(tensors.info(name).dtype, out, inputs, stored=stored, itemsize=itemsize)
     return total + sum(4 * shape[0] for shape in shapes.values() if len(shape) == 1)
+
+
+def matrix_nbytes(kind: str, out: int, inputs: int, *, stored: bool, itemsize: int) -> int:
+    """Bytes of one packed matrix whose file has it in format `kind`."""
+    rows = -(-out // _TILE) * _TILE
+    if stored and is_stored(kind, inputs):
+        return rows * inputs // _GROUP * _STORED[kind]
+    return rows * -(-inputs * itemsize // 4) * 4
 
 
 def is_stored(kind: str, inputs: int) -> bool:
