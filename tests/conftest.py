@@ -61,7 +61,7 @@ def kernels() -> Callable[[str], Library]:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """A place where the package is used from outside: an own folder and home, the models found, plug-ins installed.
+    """A place where the package is used from outside: an own folder and home, models and kernels found, plug-ins.
 
     Attributes:
         folder: Where commands run.
@@ -100,12 +100,17 @@ class Outside:
 
 @pytest.fixture(scope="session")
 def make_outside(smollm2_path: Path) -> Callable[[Path], Outside]:
+    from deepinfra.models.cache import kernel_cache_dir
+
     def make(root: Path) -> Outside:
         folder, cache, site = root / "folder", root / "cache", root / "site"
         for each in (folder, cache / "deepinfra", site, root / "home"):
             each.mkdir(parents=True)
         models = next(parent for parent in smollm2_path.parents if (parent / ".locks").exists())
         (cache / "deepinfra" / "models").symlink_to(models)
+        built = kernel_cache_dir()  # else every place would build its own, for half a minute
+        built.mkdir(parents=True, exist_ok=True)
+        (cache / "deepinfra" / "kernels").symlink_to(built)
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("DEEPINFRA_", "PYTHON"))}
         environ |= {
             "HOME": str(root / "home"),
