@@ -46,7 +46,7 @@ from deepinfra.errors import (
     UnsupportedFieldError,
 )
 from deepinfra.interfaces.given import Clock, Offload, SystemClock, ThreadOffload
-from deepinfra.interfaces.recipe import Recipe, Tokenizer
+from deepinfra.interfaces.recipe import Recipe
 
 __all__ = ("Engine",)
 
@@ -145,19 +145,22 @@ class Engine(AsyncContextManagerMixin):
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
         self.recipe.give(self._clock, self._offload)
-        version, constraints = self.recipe.version, Constraints(self.recipe, self._offload)
+        constraints = Constraints(self.recipe, self._offload)
         for pool in self.pools:
-            pool.give(self._clock, self._offload, version, constraints)
-            # The first look at an executor's identity may read all weights to fingerprint them.
-            await self._offload(getattr, pool.executor, "identity")
+            pool.give(self._clock, self._offload, lambda: self.recipe.version, constraints)
         with collapsed():
             async with AsyncExitStack() as stack:
+                reading = await stack.enter_async_context(anyio.create_task_group())
+                read = anyio.Event()
+                reading.start_soon(self._read_recipe, read)  # it takes as long as weights do, which are read meanwhile
+                for pool in (*self._last, *self._first):
+                    # The first look at an executor's identity may read all weights to fingerprint them.
+                    await self._offload(getattr, pool.executor, "identity")
+                    await stack.enter_async_context(pool)
+                await read.wait()
                 await stack.enter_async_context(self.recipe)
-                self._longest_token = await self._offload(_longest_token, self.recipe.tokenizer)
                 await self._public.ids(datetime.fromtimestamp(self._clock.wall(), UTC).date().isoformat())
                 self._renders = anyio.CapacityLimiter(_RENDERS)
-                for pool in (*self._last, *self._first):
-                    await stack.enter_async_context(pool)
                 self._tasks = await stack.enter_async_context(anyio.create_task_group())
                 stack.callback(self._tasks.cancel_scope.cancel)
                 self._tasks.start_soon(self._watch_lag)
@@ -167,6 +170,10 @@ class Engine(AsyncContextManagerMixin):
                     yield self
                 finally:
                     self._entered = False
+
+    async def _read_recipe(self, read: anyio.Event) -> None:
+        self._longest_token = await self._offload(_longest_token, self.recipe)
+        read.set()
 
     async def drain(self, deadline_s: float) -> bool:
         """Take no new requests, let running ones finish, and wait until their KV is saved.
@@ -482,6 +489,7 @@ def _check_apart(pools: Sequence[Pool]) -> None:
         raise ConfigError(f"two pools are named {twice!r}; give each pool of an engine a name of its own")
 
 
-def _longest_token(tokenizer: Tokenizer) -> int:
-    """Most characters that one token can stand for: a byte is at most one character."""
+def _longest_token(recipe: Recipe) -> int:
+    """Most characters that one token can stand for: a byte is at most one character. Reads the recipe's files."""
+    tokenizer = recipe.tokenizer
     return max(1, max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)))

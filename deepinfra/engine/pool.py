@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Self
 
@@ -108,7 +108,7 @@ class Pool(AsyncContextManagerMixin):
         self.state: State = "stopped"
         self.failure: PoolFailedError | None = None
         self._kin: Kin | None = None
-        self._recipe_version = ""
+        self._recipe_version: Callable[[], str] = str
         self._stepper: Stepper | None = None
         self._constraints: Constraints | None = None
         self.limits: ExecutorLimits
@@ -132,13 +132,19 @@ class Pool(AsyncContextManagerMixin):
 
     # -- life ---------------------------------------------------------------------------------------
 
-    def give(self, clock: Clock, offload: Offload, recipe_version: str, constraints: Constraints | None = None) -> None:
+    def give(
+        self,
+        clock: Clock,
+        offload: Offload,
+        recipe_version: Callable[[], str],
+        constraints: Constraints | None = None,
+    ) -> None:
         """Receive what the engine's pools share; called by the engine before `async with`.
 
         Args:
             clock: Time.
             offload: Threads.
-            recipe_version: The recipe's part of the namespace.
+            recipe_version: Says the recipe's part of the namespace; not asked before there is a request.
             constraints: Compiles what sequences must match; without it constrained ones are refused.
         """
         self.clock, self.offload, self._recipe_version, self._constraints = clock, offload, recipe_version, constraints
@@ -352,7 +358,7 @@ class Pool(AsyncContextManagerMixin):
     def kin(self) -> Kin:
         """What the keys of its blocks depend on, besides the sequence: pools of the same kin have the same."""
         if self._kin is None:
-            self._kin = Kin.of(self.executor, self._recipe_version, self.replay)
+            self._kin = Kin.of(self.executor, self._recipe_version(), self.replay)
         return self._kin
 
     async def chain(self, spec: SeqSpec) -> Chain:
