@@ -195,6 +195,24 @@ DI_INLINE F16 dot_bf16(F16 sum, I16 w, I16 a) {
 
 #endif
 
+DI_INLINE int32_t largest(__m256i x) {  // of the lanes
+  __m128i v = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+}
+#if defined(__AVX512F__)
+DI_INLINE int32_t largest(I16 x) {
+  return largest(_mm256_max_epi32(_mm512_castsi512_si256(x.v), _mm512_extracti64x4_epi64(x.v, 1)));
+}
+#else
+DI_INLINE int32_t largest(I16 x) { return largest(_mm256_max_epi32(x.a, x.b)); }
+#endif
+DI_INLINE int32_t sum_of_16(const int8_t* p) {
+  const __m128i unsigned_q = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-128));
+  const __m128i halves = _mm_sad_epu8(unsigned_q, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(halves) + _mm_extract_epi32(halves, 2) - 16 * 128;
+}
+
 DI_INLINE I16 set_int(const void* p) {  // four bytes, whatever they are, in every lane
   int32_t x;
   std::memcpy(&x, p, sizeof x);

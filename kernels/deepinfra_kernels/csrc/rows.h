@@ -30,22 +30,14 @@ inline int64_t input_nbytes(Compute compute, int64_t in) {
 
 inline void quantise_group(F16 x0, F16 x1, InputGroup& to) {
   // The largest magnitude as integers: the bits of magnitudes are ordered as they are, and a NaN is above all.
-  alignas(64) int32_t lanes[kLanes];
-  store_int(lanes, max(bits(abs(x0)), bits(abs(x1))));
-  for (int64_t half = kLanes / 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; ++i) lanes[i] = lanes[i] < lanes[i + half] ? lanes[i + half] : lanes[i];
+  const int32_t magnitude = di::largest(max(bits(abs(x0)), bits(abs(x1))));
   float largest;
-  std::memcpy(&largest, lanes, sizeof largest);
+  std::memcpy(&largest, &magnitude, sizeof largest);
   to.scale = largest / 127.0f;
-  const F16 inverse = set(largest > 0.0f ? 127.0f / largest : 0.0f);
-  const I16 q0 = to_int(mul(x0, inverse)), q1 = to_int(mul(x1, inverse));
-  store_bytes(to.q, q0);
-  store_bytes(to.q + kLanes, q1);
-  int32_t sums[2] = {0, 0};
-  for (int64_t i = 0; i < kLanes; ++i) {
-    sums[0] += to.q[i];
-    sums[1] += to.q[i + kLanes];
-  }
+  const F16 inverse = set(largest > 1e-30f ? 127.0f / largest : 0.0f);  // below, the quotient would be infinite
+  store_bytes(to.q, to_int(mul(x0, inverse)));
+  store_bytes(to.q + kLanes, to_int(mul(x1, inverse)));
+  const int32_t sums[2] = {sum_of_16(to.q), sum_of_16(to.q + kLanes)};
   to.bias[0] = -128 * sums[0];
   to.bias[1] = -128 * sums[1];
   to.bias_both = -128 * (sums[0] + sums[1]);
