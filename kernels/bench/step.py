@@ -17,7 +17,7 @@ import torch
 from deepinfra_kernels.cpu import paths
 from deepinfra_kernels.decoder import Decoder, Layer, Spec, Step
 from deepinfra_kernels.library import Library, load
-from deepinfra_kernels.linear import Compute, PackedMatrix, row_nbytes
+from deepinfra_kernels.linear import Compute, PackedMatrix, Room, row_nbytes
 from numpy.typing import NDArray
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 30, 576, 9, 3, 64, 1536, 49_152
@@ -50,11 +50,12 @@ def random_kv(blocks: int) -> torch.Tensor:
 
 def build(library: Library, weights: str, head: str, threads: int, max_rows: int, blocks: int) -> Decoder:
     """A decoder with random weights and random keys and values."""
-    rng = np.random.default_rng(0)
+    rng, room = np.random.default_rng(0), Room()
 
     def matrix(kind: str, out: int, inputs: int) -> PackedMatrix:
         source, compute = TYPES[kind]
-        return PackedMatrix.pack(library, source, compute, out, inputs, random_rows(rng, library, source, out, inputs))
+        rows = random_rows(rng, library, source, out, inputs)
+        return PackedMatrix.pack(library, source, compute, out, inputs, rows, room=room)
 
     ones = np.ones(HIDDEN, np.float32)
     layers = [

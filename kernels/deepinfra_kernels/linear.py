@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = (
     "Compute",
     "PackedMatrix",
+    "Room",
     "declare",
     "embed",
     "gate",
@@ -31,7 +33,7 @@ __all__ = (
 )
 
 _MOST: Final = 2**31 - 1
-_HUGE_PAGE: Final = 2 << 20
+_CHUNK: Final = 32 << 20
 _MADV_HUGEPAGE: Final = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
@@ -84,6 +86,35 @@ def packed_nbytes(library: Library, source: int, compute: Compute, out: int, inp
     return None if nbytes < 0 else nbytes
 
 
+class Room:
+    """Memory for many packed matrices side by side, on huge pages where the system has them.
+
+    Any thread may take of it. A matrix of a small model is smaller than a huge page. Measured with SmolLM2's on Zen 4:
+    weights come at 37 GB/s, and on pages of 4 KiB at 22 (4 bits) to 29 (bfloat16). A part that no matrix took costs no
+    memory but the last page's.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunk, self._used = np.empty(0, np.uint8), 0
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        """Zeroed memory that begins at a multiple of 64; it lives as long as an array of it, and its neighbours too."""
+        with self._lock:
+            if self._used + nbytes > self._chunk.size:
+                self._chunk, self._used = _mapped(max(nbytes, _CHUNK)), 0
+            taken = self._chunk[self._used : self._used + nbytes]
+            self._used += -(-nbytes // 64) * 64
+            return taken
+
+
+def _mapped(nbytes: int) -> NDArray[np.uint8]:
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
+    if _MADV_HUGEPAGE is not None:
+        memory.madvise(_MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
     """A weight matrix `[out, inputs]` in the layout that products read; immutable, shared between threads.
@@ -113,6 +144,7 @@ class PackedMatrix:
         inputs: int,
         rows: Any,
         bias: Any = None,
+        room: Room | None = None,
     ) -> PackedMatrix:
         """Packs the rows of a file; blocks the calling thread, about a second for 500 million weights.
 
@@ -124,6 +156,7 @@ class PackedMatrix:
             inputs: Elements of a row.
             rows: The file's bytes, as a buffer or an array of uint8.
             bias: float32 `[out]`, copied.
+            room: Where it lies; give the matrices of a model the same one. Default: memory of its own.
 
         Raises:
             ValueError: The type cannot be multiplied in that form (`packed_nbytes` is `None`), or a size is wrong.
@@ -134,7 +167,7 @@ class PackedMatrix:
         size = row_nbytes(library, source, inputs)
         assert size is not None
         begin = address("rows", rows, "uint8", (out * size,))
-        data = _room(nbytes)
+        data = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8) if room is None else room.take(nbytes)
         library.functions.di_pack(source, compute, out, inputs, begin, data.ctypes.data)
         kept = None
         if bias is not None:
@@ -257,14 +290,3 @@ def _rows(name: str, x: NDArray[np.float32], n: int | None) -> int:
     ):
         raise ValueError(f"{name} is {x.dtype} {list(x.shape)}, where float32 [rows, {n or 'n'}] is needed")
     return int(x.shape[0])
-
-
-def _room(nbytes: int) -> NDArray[np.uint8]:
-    """Memory of the process's own, at a page; on huge pages where the system has them.
-
-    Streams of weights pass 4 KiB pages faster than the table walker: measured, see the benchmark.
-    """
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
-    if _MADV_HUGEPAGE is not None and nbytes >= _HUGE_PAGE:
-        memory.madvise(_MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)

@@ -12,6 +12,7 @@ from deepinfra_kernels.library import Library
 from deepinfra_kernels.linear import (
     Compute,
     PackedMatrix,
+    Room,
     linear,
     multiply,
     packed_nbytes,
@@ -254,6 +255,28 @@ def test_wrong_sizes_are_refused_by_name(library: Library) -> None:
         prepare(library, Compute.I8, inputs_of(2, 40))
     with pytest.raises(ValueError, match="inputs is uint8"):
         multiply(matrix, np.zeros((3, 64), np.uint8), 3, np.zeros((3, 40), np.float32), 1)
+
+
+def test_matrices_of_one_room_lie_side_by_side_and_outlive_it(library: Library) -> None:
+    rows, room = stored("Q8_0", 33, 64), Room()
+    x = inputs_of(3, 64)
+    alone = linear(packed(library, "Q8_0", Compute.I8, rows, 64), x)
+    several = [
+        PackedMatrix.pack(library, SOURCES["Q8_0"], Compute.I8, 33, 64, rows.reshape(-1), room=room) for _ in range(3)
+    ]
+    del room
+    begins = [matrix.data.ctypes.data for matrix in several]
+    assert [begin % 64 for begin in begins] == [0, 0, 0]
+    assert begins[1] - begins[0] == begins[2] - begins[1] == several[0].nbytes
+    assert all(linear(matrix, x).tobytes() == alone.tobytes() for matrix in several)
+
+
+def test_what_is_larger_than_a_rooms_chunk_gets_one_of_its_own() -> None:
+    room = Room()
+    first, large, last = room.take(100), room.take(40 << 20), room.take(100)
+    assert (first.size, large.size, last.size) == (100, 40 << 20, 100)
+    large[-1] = first[0] = last[0] = 7
+    assert (int(large[-1]), int(first[0]), int(last[0])) == (7, 7, 7)
 
 
 def test_no_rows_give_no_rows(library: Library) -> None:

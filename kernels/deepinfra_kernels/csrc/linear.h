@@ -16,9 +16,9 @@ constexpr int kDenseRows = kWide ? 12 : 3;   // rows computed together: as many 
 constexpr int kGroupRows = kWide ? 6 : 2;
 
 // Weights are asked for this far ahead, into the second-level cache, by products that take longer than reading them:
-// by those of at least so many rows. Measured on Zen 4, cold, one thread, 8 rows with all matrices of SmolLM2: Q8_0 6.0
-// ms instead of 10.1, Q4_1 6.5 and 9.4, bfloat16 9.5 and 11.3, the time they take of weights in the cache. With fewer rows
-// it costs up to a quarter, and asking for the first-level cache costs always.
+// by those of at least so many rows. Measured on Zen 4, cold, one thread, 8 rows with all matrices of SmolLM2: Q8_0
+// 6.0 ms instead of 10.1, Q4_1 6.5 and 9.4, bfloat16 9.5 and 11.3; about what they take if weights are in the cache.
+// With fewer rows it costs up to a quarter, and asking for the first-level cache costs always.
 constexpr int64_t kAhead = 8192;
 constexpr int kLongF32 = 12, kLongBF16 = 7, kLongBytes = 6, kLongNibbles = 4;
 
@@ -169,7 +169,10 @@ inline void group_rows(const uint8_t* w, const uint8_t* x, int64_t stride, int64
   for (int64_t k = 0; k < in; k += kGroup, w += L::kBytes, x += sizeof(InputGroup)) {
     fetch<(R >= (L::kNibble ? kLongNibbles : kLongBytes))>(w);  // its scales
     add_half<L, R, 0>(w, x, stride, acc);
-    if constexpr (L::kHalves == 2) add_half<L, R, 1>(w, x, stride, acc);
+    if constexpr (L::kHalves == 2) {
+      asm volatile("" ::: "memory");  // or a compiler mixes the loads of both halves, and cold weights come at a third
+      add_half<L, R, 1>(w, x, stride, acc);
+    }
     if constexpr (L::kMin) {
       const uint16_t* minimums = reinterpret_cast<const uint16_t*>(w + L::kScaleBytes);
       const F16 m0 = load_half(minimums), m1 = load_half(minimums + kLanes);

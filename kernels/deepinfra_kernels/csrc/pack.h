@@ -4,7 +4,8 @@
 //   integers: of each group of 32 k: scales in half precision (of each half where they differ), minimums where the
 //             format has them, then 4 or 8 steps of 32 columns x 4 bytes. Of 4 bits, a byte holds element i of the
 //             group below and element i + 16 above.
-// Strictly one stream: with the two registers of a step 512 bytes apart, cold int8 weights came at 16 GB/s and not at 37.
+// Strictly one stream: with the two registers of a step 512 bytes apart, cold int8 weights came at 16 GB/s instead of
+// 37.
 #pragma once
 
 #include <cstdint>

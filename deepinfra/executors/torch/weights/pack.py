@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 from deepinfra_kernels.library import Library
-from deepinfra_kernels.linear import Compute, PackedMatrix, packed_nbytes
+from deepinfra_kernels.linear import Compute, PackedMatrix, Room, packed_nbytes
 from numpy.typing import NDArray
 
 from deepinfra.executors.torch.choice import is_stored
@@ -46,6 +46,7 @@ class Packer:
         self._library, self._tensors, self._stored = library, tensors, stored
         self._dense = {"float32": Compute.F32, "bfloat16": Compute.BF16}[dtype]
         self._threads, self._checkpoint = threads, checkpoint
+        self._room = Room()
 
     def matrices(self, names: Sequence[str]) -> dict[str, PackedMatrix]:
         """Matrices by the names of their layers, without `.weight`; with their biases, where the files have them."""
@@ -69,7 +70,7 @@ class Packer:
         if compute is not Compute.I8 and not self._packs(source, compute, out, inputs):
             rows, source = self._tensors.read(weight).reshape(-1).view(np.uint8), SOURCES["F32"]
         bias = self._tensors.read(f"{name}.bias") if f"{name}.bias" in present else None
-        return PackedMatrix.pack(self._library, source, compute, out, inputs, rows, bias)
+        return PackedMatrix.pack(self._library, source, compute, out, inputs, rows, bias, self._room)
 
     def _packs(self, source: int, compute: Compute, out: int, inputs: int) -> bool:
         return packed_nbytes(self._library, source, compute, out, inputs) is not None
