@@ -134,7 +134,6 @@ class Attention {
     const int64_t start = std::max(split * kSplit, tile.oldest(tile.first) / kKeys * kKeys);
     const int64_t end = std::min(tile.end, last + 1);
     for (int64_t from = start; from < stop; from += kKeys) {
-      fetch_block(cells, from + kKeys, end);
       const BlockRows block(cells, from, end, cells_.get());
       if (from + kKeys <= tile.first + 1 || tile.positions == 1 || finite<kBf16>(block, dim_)) {
         look<kBf16>(tile, 0, rows, from, block, to);

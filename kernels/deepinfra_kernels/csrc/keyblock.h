@@ -152,20 +152,6 @@ inline bool finite(const BlockRows& rows, int64_t dim) {
   return !found;
 }
 
-// Fetches the cells of a block into the cache.
-inline void fetch_block(const Cells& cells, int64_t from, int64_t end) {
-  const int64_t stop = std::min(from + kKeys, end);
-  for (int64_t position = from; position < stop;) {
-    const int64_t inside = position % cells.block_size, run = std::min(cells.block_size - inside, stop - position);
-    const int64_t at = (cells.table[position / cells.block_size] * cells.block_size + inside) * cells.nbytes;
-    for (int64_t byte = 0; byte < run * cells.nbytes; byte += 64) {
-      _mm_prefetch(cells.keys + at + byte, _MM_HINT_T0);
-      _mm_prefetch(cells.values + at + byte, _MM_HINT_T0);
-    }
-    position += run;
-  }
-}
-
 // Packs a block; what lies behind its used positions is not written.
 template <bool kBf16>
 inline void pack(const BlockRows& rows, int64_t dim, const KeyBlock& to) {
