@@ -16,6 +16,7 @@ from deepinfra.cli.mix import mix
 from deepinfra.cli.overload import overload
 from deepinfra.cli.progress import shown_line
 from deepinfra.cli.quality import quality
+from deepinfra.cli.roofline import roofline
 from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_models
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ bench.command("compare")(compare)
 bench.command("mix")(mix)
 bench.command("overload")(overload)
 bench.command("quality")(quality)
+bench.command("roofline")(roofline)
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object; docs/reference/bench.md names its fields.")
@@ -329,8 +331,8 @@ def _print_load(report: LoadReport) -> None:
     )
     typer.echo(f"output {report.output_tokens_per_s:.1f} tok/s over {report.wall_s:.1f} s")
     for name, values in (
-        ("first token", report.ttft_s),
-        ("between tokens", report.itl_s),
+        ("TTFT", report.ttft_s),
+        ("ITL", report.itl_s),
         ("request", report.request_s),
     ):
         if values is not None:

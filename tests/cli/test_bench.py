@@ -21,6 +21,7 @@ from deepinfra.bench.offline import OfflineReport
 from deepinfra.bench.overload import OverloadReport
 from deepinfra.bench.quality import QualityReport
 from deepinfra.bench.recipe import RecipeReport
+from deepinfra.bench.roofline import RooflineReport
 from deepinfra.cli.bench import bench
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "bench.md"
@@ -47,7 +48,7 @@ def paths(kind: type, prefix: str = "") -> list[str]:
     "report",
     [
         *(OfflineReport, LoadReport, RecipeReport, KVReport, CacheReport, RestoreReport, OverloadReport),
-        *(CompareReport, ServeReport, QualityReport),
+        *(CompareReport, ServeReport, QualityReport, RooflineReport),
     ],
 )
 def test_every_field_of_the_json_is_documented(report: type) -> None:
@@ -85,6 +86,23 @@ def test_what_a_comparison_does_not_know_is_refused_by_name(
 ) -> None:
     result = run("compare", str(smollm2_path), *options)
     assert why in str(result.exception)
+
+
+def test_parts_of_a_step_add_up_to_it_and_name_what_bounds_them(smollm2_path: Path, tmp_path: Path) -> None:
+    sizes = ("--prefill", "16", "--batch", "1,2", "--context", "16", "--steps", "2", "--threads", "1")
+    chart = tmp_path / "chart.html"
+    done = run("roofline", str(smollm2_path), *sizes, "--chart", str(chart), "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert [work["name"] for work in report["works"]] == ["prefill 16", "decode 1", "decode 2"]
+    one, two = report["works"][1:]
+    for work in report["works"]:
+        assert sum(part["seconds"] for part in work["parts"]) == pytest.approx(work["seconds"], rel=0.5)
+        assert work["limit_s"] == pytest.approx(sum(part["limit_s"] for part in work["parts"]))
+    heads = [next(part for part in work["parts"] if part["name"] == "head") for work in (one, two)]
+    assert heads[0]["nbytes"] == heads[1]["nbytes"] == 49152 * 576 // 32 * 34
+    assert 2 * heads[0]["operations"] == heads[1]["operations"] == 4 * 49152 * 576
+    assert "<figcaption>decode 2" in chart.read_text()
 
 
 @pytest.mark.slow

@@ -1,9 +1,10 @@
-"""A comparison as a chart: one HTML file that needs nothing else, and lines with bars for a terminal."""
+"""Comparisons and rooflines as charts, each one HTML file that needs nothing else; comparisons as lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from html import escape
+from typing import TYPE_CHECKING
 
 from deepinfra import __version__
 from deepinfra.bench.compare.run import CompareReport, CompareRow, SideValues
@@ -13,7 +14,10 @@ from deepinfra.bench.simulate.figures import Plot
 from deepinfra.bench.simulate.html import document, drawn, section, table
 from deepinfra.bench.simulate.plots import Bar, axis_for, bars, number_text, seconds_text
 
-__all__ = ("cpu_text", "page", "text_lines")
+if TYPE_CHECKING:
+    from deepinfra.bench.roofline import RooflineReport
+
+__all__ = ("cpu_text", "page", "roofline_page", "text_lines")
 
 _WIDE = 30
 """Characters of the longest bar in a terminal."""
@@ -43,6 +47,41 @@ def page(report: CompareReport | ServeReport) -> str:
 
 
 _WORDS = "Medians as bars; dashed lines span the single values. Ratios are to the best peer: above 1 is better."
+
+
+def roofline_page(report: RooflineReport) -> str:
+    """Where the time of steps goes, the whole file."""
+    title, reached = f"{report.model}: where a step's time goes", report.reached
+    peaks = ", ".join(
+        f"{kind} {number_text(value)} operations/s"
+        for kind, value in (("float32", reached.float32), ("bfloat16", reached.bfloat16), ("int8", reached.int8))
+    )
+    plots = []
+    for work in report.works:
+        rows = [
+            Bar(
+                _OURS,
+                part.name,
+                part.seconds,
+                (0.0, part.limit_s),
+                f"{part.seconds / work.seconds:.0%} of the step, {part.share:.0%} of its limit ({part.bound})",
+            )
+            for part in work.parts
+        ]
+        ends = [max(part.seconds, part.limit_s) for part in work.parts]
+        caption = f"{work.name}: {seconds_text(work.seconds)}, {work.share:.0%} of what could be reached"
+        plots.append(Plot(caption, bars(caption, axis_for("seconds of a step", ends, text=seconds_text), rows)))
+    words = "Bars are medians; the dashed line in each is the least that its bytes and operations take on this machine."
+    return document(
+        title,
+        [
+            f"<h1>{escape(title)}</h1><p>{escape(report.speed)}</p>",
+            f"<p>{escape(f'{report.threads} threads reach {number_text(reached.bytes_per_s)}B/s, {peaks}')}</p>",
+            f"<p>{escape(cpu_text(report.cpu))}</p>",
+            section("Parts of a step", words, drawn(plots)),
+            f"<footer><p>deepinfra {escape(__version__)}</p></footer>",
+        ],
+    )
 
 
 def text_lines(report: CompareReport | ServeReport) -> Iterator[str]:
