@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import anyio
+
 from deepinfra.bench.compare.dense import write_dense
 from deepinfra.bench.compare.run import CompareRow, SideReport, figure_row
 from deepinfra.bench.compare.sides import our_options, vllm_environ
@@ -22,6 +24,8 @@ from deepinfra.interfaces.given import Clock, SystemClock
 from deepinfra.models import Model
 
 __all__ = ("ServeReport", "ServeRun", "ServerSpec", "our_servers", "run_serve", "vllm_server")
+
+_LISTEN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +177,7 @@ async def run_serve(
             progress(f"{spec.label}: starting")
             start = clock.now()
             child = await stack.enter_async_context(started(spec.command, spec.environ, spec.ready, spec.url))
-            await first_model(Endpoint(f"{child.url}/v1"))
+            await _listed(Endpoint(f"{child.url}/v1"))
             add("start to ready", "s", spec, clock.now() - start)
             servers.append((spec, child))
         for index in range(-1, run.repeat):  # the first round is to warm up
@@ -207,6 +211,18 @@ async def run_serve(
         prompt_tokens=sum(prompt_tokens) / len(prompt_tokens),
         cpu=cpu,
     )
+
+
+async def _listed(endpoint: Endpoint) -> None:
+    """Wait until models are listed: a server may say that it has started before it listens."""
+    with anyio.move_on_after(_LISTEN_S):
+        while True:
+            try:
+                await first_model(endpoint)
+                return
+            except OSError:
+                await anyio.sleep(0.02)
+    await first_model(endpoint)
 
 
 async def _second_turn(endpoint: Endpoint, model: str, run: ServeRun, index: int, clock: Clock) -> float:
