@@ -23,6 +23,7 @@ __all__ = (
     "matrix_nbytes",
     "numerics",
     "packed_nbytes",
+    "survey",
 )
 
 Kernels = Literal["auto", "avx512", "avx2", "torch"]

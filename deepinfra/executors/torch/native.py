@@ -49,7 +49,8 @@ class Native(StepModel):
             ),
         )
         self._logits, finite = self._decoder.step(step)
-        return np.logical_and.reduceat(finite, lasts - counts).tolist()
+        fine: list[bool] = np.logical_and.reduceat(finite, lasts - counts).tolist()
+        return fine
 
     def sample(self, rows: Sequence[Row]) -> list[Drawn]:
         """See `StepModel.sample`."""
