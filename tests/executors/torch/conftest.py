@@ -157,7 +157,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=("torch", *cpu.paths()))
-def kernels(request: pytest.FixtureRequest) -> str:
+def computes(request: pytest.FixtureRequest) -> str:
     """Everything that computes here: torch, and each path of the kernels that this CPU runs."""
     name: str = request.param
     return name

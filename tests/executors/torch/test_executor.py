@@ -39,8 +39,8 @@ def executor(case: Case, **changes: Any) -> TorchExecutor:
 
 
 @pytest.fixture
-def path(made: Any, kernels: str) -> Case:
-    return Case(made("llama-wide")[0], kernels)
+def path(made: Any, computes: str) -> Case:
+    return Case(made("llama-wide")[0], computes)
 
 
 @pytest.fixture(

@@ -105,8 +105,8 @@ def test_logits_over_the_whole_vocabulary_equal_those_of_transformers(model: Mod
     assert (ours - theirs).abs().max() <= 1e-3
 
 
-async def test_three_texts_equal_those_of_transformers(model: Model, reference: Any, kernels: str) -> None:
-    await compare(model, reference, kernels, PROMPTS[:3], 24)
+async def test_three_texts_equal_those_of_transformers(model: Model, reference: Any, computes: str) -> None:
+    await compare(model, reference, computes, PROMPTS[:3], 24)
 
 
 async def test_texts_of_stored_weights_are_what_the_reference_would_say(
@@ -124,5 +124,5 @@ async def test_texts_of_stored_weights_are_what_the_reference_would_say(
 
 
 @pytest.mark.slow
-async def test_twenty_texts_equal_those_of_transformers(model: Model, reference: Any, kernels: str) -> None:
-    await compare(model, reference, kernels, PROMPTS, 64)
+async def test_twenty_texts_equal_those_of_transformers(model: Model, reference: Any, computes: str) -> None:
+    await compare(model, reference, computes, PROMPTS, 64)
