@@ -22,6 +22,7 @@ from deepinfra.cli import (
     replay,
     serve,
     top,
+    verify_invariance,
 )
 from deepinfra.cli.cache import cache
 from deepinfra.cli.failures import sentence_for
@@ -46,6 +47,7 @@ app.command("plugins")(plugins.plugins)
 app.command("check-plugin")(check_plugin.check_plugin)
 app.command("doctor")(doctor.doctor)
 app.command("replay")(replay.replay)
+app.command("verify-invariance")(verify_invariance.verify_invariance)
 app.command("profile")(profile.profile)
 app.command("top")(top.top)
 app.add_typer(bench.bench, name="bench")
