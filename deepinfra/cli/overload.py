@@ -137,7 +137,7 @@ def _print(report: OverloadReport) -> None:
     for name, spread in (
         ("told to wait", report.told_s),
         ("until refused", report.refusal_s),
-        ("first token", report.ttft_s),
+        ("TTFT", report.ttft_s),
     ):
         if spread is not None:
             typer.echo(f"{name:16} {_spread(spread)}")

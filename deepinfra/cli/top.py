@@ -114,8 +114,8 @@ def _model(url: str, model: str, over: Between, lately: Between) -> Table:
                   if over.now("engine_state", model=model, state=s)), "unknown")  # fmt: skip
     table = _table(f"{model} at {url}: {state}", "p50", "p95", "p99")
     for name, metric in (
-        ("time to first token", "time_to_first_token_seconds"),
-        ("between tokens", "inter_token_seconds"),
+        ("TTFT", "time_to_first_token_seconds"),
+        ("ITL", "inter_token_seconds"),
         ("in the queue", "queue_wait_seconds"),
     ):
         table.add_row(name, *map(_s, over.quantiles(metric, (0.5, 0.95, 0.99), model=model)))
@@ -133,15 +133,15 @@ def _pool(model: str, pool: str, over: Between, lately: Between) -> Table:
     """What one pool runs, and how its steps keep to their budget."""
     at = {"model": model, "pool": pool}
     table = _table(
-        "pool", "running", "waiting", "backlog", "blocks free", "cached", "steps/s", "preempted", "budget used",
-        "took/foretold", "error p50", "p95", "refused", "tenants'", "shed", "late",
+        "pool", "running", "waiting", "backlog", "blocks free", "cached", "steps/s", "outside", "preempted",
+        "budget used", "took/foretold", "error p50", "p95", "refused", "tenants'", "shed", "late",
     )  # fmt: skip
     measured, budget, predicted = (
         over.grown("aimed_step_seconds_total", what=what, **at) for what in ("measured", "budget", "predicted")
     )
     total = over.now("blocks", state="total", **at)
     free, cached = (over.share(over.now("blocks", state=s, **at), total) for s in ("free", "cached"))
-    ratio = over.share(measured, predicted)
+    ratio, outside = over.share(measured, predicted), over.grown("overhead_seconds_total", **at)
     table.add_row(
         pool,
         _n(over.now("sequences", state="running", **at)),
@@ -150,6 +150,7 @@ def _pool(model: str, pool: str, over: Between, lately: Between) -> Table:
         _percent(free),
         _percent(cached),
         _n(lately.per_s("steps_total", **at)),
+        _percent(over.share(outside, (outside or 0.0) + (over.grown("step_seconds_sum", **at) or 0.0))),
         _n(over.grown("preemptions_total", **at)),
         _percent(over.share(measured, budget)),
         "-" if ratio is None else f"{ratio:.2f}",

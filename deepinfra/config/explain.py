@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from deepinfra.config.resolve import Blueprint, Part, PoolBlueprint
-from deepinfra.config.settings import PartChoice, PoolSettings
+from deepinfra.config.settings import ExecutorChoice, PartChoice, PoolSettings
 from deepinfra.config.sources import Key
 from deepinfra.interfaces import Component, Executor
 
@@ -106,7 +106,9 @@ def _pool(blueprint: Blueprint, pool: PoolBlueprint) -> Iterator[Value]:
         if kind == "executor":
             key = (*at, kind, "process")
             origin = _origin(blueprint, key, f"default of {pool.executor.entry.name}")
-            yield Value(".".join(key), pool.process, origin, "run it in a child process")
+            process = "auto" if pool.process is None else pool.process
+            about = ExecutorChoice.model_fields["process"].description or ""
+            yield Value(".".join(key), process, origin, about)
     for name in ("replay", "snapshots"):
         about = PoolSettings.model_fields[name].description or ""
         yield Value(".".join((*at, name)), getattr(pool, name), _origin(blueprint, (*at, name), "default"), about)

@@ -50,12 +50,12 @@ class Part(Generic[P_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolBlueprint:
-    """The parts of one pool. `process` says whether its executor runs in a child process."""
+    """The parts of one pool. `process` says whether its executor runs in a child process; `None`: as that wants it."""
 
     name: str
     scheduler: Part[Scheduler]
     executor: Part[Executor]
-    process: bool
+    process: bool | None
     store: Part[KVStore] | None
     speculator: Part[Speculator] | None
     placer: Part[ExpertPlacer] | None
@@ -91,7 +91,7 @@ class PoolBlueprint:
                     f"{part.entry.kind} {part.entry.name!r} needs an executor that provides {need!r}; "
                     f"{self.executor.entry.name!r} provides {has}"
                 )
-        if self.process:
+        if executor.holds_interpreter if self.process is None else self.process:
             executor = self._in_child(executor)
         return Pool(
             self.scheduler.build(),
@@ -255,7 +255,9 @@ class _Lookup:
         registry = self.registry
         executor = self.part(registry.executors, "executor", pool.executor, (*at, "executor"))
         installed = bool(executor.entry.origin.distribution)
-        process = executor.entry.process and installed if pool.executor.process is None else pool.executor.process
+        process = pool.executor.process
+        if process is None and not (executor.entry.process and installed):
+            process = False
         if process and not installed:
             raise UnsupportedCombination(
                 f"{'.'.join(at)}.executor.process: {executor.entry.name!r} comes from {executor.entry.origin}, "

@@ -23,7 +23,7 @@ class ExecutorChoice(PartChoice):
     """A choice of executor, and where it runs."""
 
     process: bool | None = Field(
-        default=None, description="run it in a child process; by default as the executor's plug-in says"
+        default=None, description="run it in a child process; by default if its steps hold the interpreter for long"
     )
 
 

@@ -79,7 +79,19 @@ class Executor(Component):
     """
 
     depth: int = 1
-    """Steps that may be in flight at once; 1 = the result of a step is awaited before the next is submitted."""
+    """Steps that may be in flight at once; 1 = the result of a step is awaited before the next is submitted.
+
+    With more, decoding rows go on from tokens that steps in flight will sample: the executor keeps each sequence's
+    tokens, so that a plan names positions only. If a step fails, those submitted behind it for the same sequences fail.
+    """
+
+    @property
+    def holds_interpreter(self) -> bool:
+        """Whether its steps take Python's lock often or long, so that a server had better run it in a child process.
+
+        Valid when `identity` is. Default: it does.
+        """
+        return True
 
     @property
     @abstractmethod

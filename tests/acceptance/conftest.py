@@ -26,8 +26,12 @@ use = "torch"
 dtype = "float32"
 threads = 1
 num_blocks = 512
+process = true
 """
-"""float32, because in bfloat16 near ties may fall either way as a batch changes; few blocks, so that leaks show."""
+"""float32, because in bfloat16 near ties may fall either way as a batch changes; few blocks, so that leaks show.
+
+In a process of its own, so that executors can be killed.
+"""
 
 START_S = 120.0
 PATIENCE_S = 60.0

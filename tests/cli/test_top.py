@@ -54,7 +54,7 @@ def shown(*args: str) -> str:
 def test_one_picture_says_what_the_server_did(served: Served) -> None:
     lines = {line.split("  ")[0].strip(): line.split() for line in shown(served.url).splitlines() if line.strip()}
     assert f"toy at {served.url}: ready" in lines
-    assert lines["time to first token"][-1] == "ms"
+    assert lines["TTFT"][-1] == "ms"
     assert "cached: device" in next(name for name in lines if name.startswith("cached:"))
     assert (lines["0"][1], lines["64"][1]) == ("0", "0")
     assert lines["team"][1:5] == ["0", "0", "0", "3"]
@@ -73,7 +73,7 @@ def test_a_terminal_shows_it_live_until_ctrl_c(served: Served) -> None:
         os.close(follower)
         seen = b""
         try:
-            while seen.count(b"time to first token") < 3:
+            while seen.count(b"TTFT") < 3:
                 assert select.select([leader], [], [], 30)[0], seen
                 seen += os.read(leader, 65536)
             process.send_signal(signal.SIGINT)

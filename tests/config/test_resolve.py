@@ -68,7 +68,7 @@ def test_the_defaults_are_those_of_serve(registry: Registry) -> None:
         "torch",
         "ssd",
     ]
-    assert plan.pool.process
+    assert plan.pool.process is None
 
 
 def test_the_store_of_the_defaults_is_capped_and_in_the_cache_folder(registry: Registry) -> None:

@@ -139,6 +139,11 @@ class TorchExecutor(Executor):
         self._plan: MemoryPlan | None = None
 
     @property
+    def holds_interpreter(self) -> bool:
+        """See `Executor.holds_interpreter`: a step of the kernels is one call, one of torch's 400 short ones."""
+        return not self._choice.paths
+
+    @property
     def provides(self) -> frozenset[str]:
         """See `Executor.provides`."""
         always = frozenset({"drafts", "logprobs", "masks", "sampling"})
