@@ -27,6 +27,7 @@ dtype = "float32"
 threads = 1
 num_blocks = 512
 process = true
+weights = "dense"
 """
 """float32, because in bfloat16 near ties may fall either way as a batch changes; few blocks, so that leaks show.
 

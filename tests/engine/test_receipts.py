@@ -7,9 +7,10 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from deepinfra.core.conversation import Constraint
@@ -434,6 +435,9 @@ def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 LEAVES = _leaves(receipt_json(sealed(SAMPLE)))
 
 
+@hypothesis.settings(
+    suppress_health_check=[HealthCheck.too_slow]
+)  # the first draw builds tables, slowly on a busy machine
 @given(st.sampled_from(LEAVES), st.data())
 def test_an_altered_receipt_is_noticed_whatever_was_altered(path: tuple[Any, ...], data: st.DataObject) -> None:
     told: Any = receipt_json(sealed(SAMPLE))

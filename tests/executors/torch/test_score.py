@@ -19,8 +19,8 @@ def executor(made: Any, kernels: str, name: str = "llama-wide") -> TorchExecutor
     return TorchExecutor(str(made(name)[0]), kernels=kernels, max_step_tokens=24, **options)  # type: ignore[arg-type]
 
 
-async def test_a_text_that_was_generated_is_the_likeliest_of_its_scores(made: Any, kernels: str) -> None:
-    async with executor(made, kernels) as ex:
+async def test_a_text_that_was_generated_is_the_likeliest_of_its_scores(made: Any, computes: str) -> None:
+    async with executor(made, computes) as ex:
         host = Host(ex)
         line = host.line(PROMPT)
         output = await host.generate(line, 8)
@@ -32,8 +32,8 @@ async def test_a_text_that_was_generated_is_the_likeliest_of_its_scores(made: An
         assert logits[len(PROMPT) - 1 : -1].argmax(-1).tolist() == output
 
 
-async def test_no_text_is_scored_over_the_blocks_of_a_sequence(made: Any, kernels: str) -> None:
-    async with executor(made, kernels) as ex:
+async def test_no_text_is_scored_over_the_blocks_of_a_sequence(made: Any, computes: str) -> None:
+    async with executor(made, computes) as ex:
         host = Host(ex)
         await host.generate(host.line(PROMPT), 1)
         with pytest.raises(ExecutorError, match="no sequence is open"):
@@ -41,8 +41,8 @@ async def test_no_text_is_scored_over_the_blocks_of_a_sequence(made: Any, kernel
 
 
 @pytest.mark.parametrize("length", [0, 25])
-async def test_a_text_that_does_not_fit_is_refused(made: Any, kernels: str, length: int) -> None:
-    async with executor(made, kernels) as ex:
+async def test_a_text_that_does_not_fit_is_refused(made: Any, computes: str, length: int) -> None:
+    async with executor(made, computes) as ex:
         with pytest.raises(ExecutorError, match=f"a text of {length} tokens does not fit"):
             await ex.score([1] * length)
 
@@ -53,13 +53,13 @@ async def test_models_with_windows_score_nothing(made: Any) -> None:
             await ex.score(PROMPT)
 
 
-async def test_a_step_of_kernels_tells_the_seconds_of_its_parts(made: Any, kernels: str) -> None:
-    async with executor(made, kernels) as ex:
+async def test_a_step_of_kernels_tells_the_seconds_of_its_parts(made: Any, computes: str) -> None:
+    async with executor(made, computes) as ex:
         host = Host(ex)
         line = host.line(PROMPT)
         result = await host.step((line, host.work(line, 24)))
         parts = await ex.parts()
-    if kernels == "torch":
+    if computes == "torch":
         assert parts == {}
     else:
         assert {"attention", "head", "gate_up"} < parts.keys()
