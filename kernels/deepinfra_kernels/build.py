@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +35,9 @@ _COMPILERS: Final = ("g++", "clang++", "c++")
 
 _KEPT: Final = 16
 """Libraries kept in a cache folder, the latest: two for each of the last few states of the sources."""
+
+_PATIENCE_S: Final = 600.0
+"""Given to a compiler, beside whom others may wait; it takes half a minute."""
 
 _SHOWN: Final = 6
 """Lines of a compiler's complaint that an error carries; the first ones say what is wrong."""
@@ -100,10 +103,10 @@ def cached(path: str, cache: Path) -> Path | None:
 
 
 def intact(file: Path) -> bool:
-    """Whether a library is there as it was built: its last 32 bytes are the SHA-256 of the others."""
+    """Whether a library can be read and is as it was built: its last 32 bytes are the SHA-256 of the others."""
     try:
         data = file.read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return False
     return len(data) > 32 and hashlib.sha256(data[:-32]).digest() == data[-32:]
 
@@ -140,8 +143,9 @@ def _version(program: Path, cache: Path) -> str:
     version = said.stdout.partition("\n")[0].strip()
     if said.returncode or not version:
         raise BuildError(f"{program} --version failed: {_first_lines(said.stderr)}")
-    cache.mkdir(parents=True, exist_ok=True)
-    _publish(version.encode(), note)
+    with suppress(OSError):  # a folder that cannot be written may hold a library all the same
+        cache.mkdir(parents=True, exist_ok=True)
+        _publish(version.encode(), note)
     return version
 
 
@@ -157,7 +161,12 @@ def _compile(program: str, path: str, target: Path) -> None:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=_PATIENCE_S
+        )
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{command[0]} did not end within {_PATIENCE_S:g} s") from None
 
 
 def _publish(data: bytes, target: Path) -> None:
@@ -165,6 +174,7 @@ def _publish(data: bytes, target: Path) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix="part-")
     try:
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, 0o644)  # to be run by others who share the folder
             file.write(data)
         Path(name).replace(target)
     finally:

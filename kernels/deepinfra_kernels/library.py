@@ -49,6 +49,9 @@ def load(
     """
     file = build(path, cache, compiler=compiler, tell=tell)
     functions = ctypes.CDLL(str(file))
-    for part in (linear, decoder, sampling):
-        part.declare(functions)
+    try:
+        for part in (linear, decoder, sampling):
+            part.declare(functions)
+    except AttributeError as error:
+        raise OSError(f"{file} is no library of kernels: {error}") from None
     return Library(path, file, functions)

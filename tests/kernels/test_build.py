@@ -15,6 +15,7 @@ from deepinfra_kernels import build as building
 from deepinfra_kernels import cpu
 from deepinfra_kernels.__main__ import main
 from deepinfra_kernels.build import BuildError, build, cached, intact, why_not
+from deepinfra_kernels.library import load
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -157,6 +158,34 @@ def test_without_a_compiler_only_what_is_cached_is_to_be_had(sources: Path, cach
     file = build("avx2", cache)
     assert build("avx2", cache, compiler="not-there") == file
     assert why_not("avx2", cache, compiler="not-there") == ""
+
+
+def test_a_compiler_that_does_not_end_is_given_up(
+    sources: Path, cache: Path, compiler: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "_PATIENCE_S", 0.2)
+    with pytest.raises(BuildError, match=r"did not end within 0\.2 s"):
+        build("avx2", cache, compiler=compiler('[ "$1" = --version ] || exec sleep 60'))
+
+
+def test_a_library_can_be_read_by_others_and_found_where_nothing_can_be_written(
+    sources: Path, cache: Path, compiler: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = build("avx2", cache, compiler=compiler(""))
+    assert file.stat().st_mode & 0o777 == 0o644
+    for note in cache.glob("compiler-*.txt"):
+        note.unlink()
+
+    def refuse(data: bytes, target: Path) -> None:
+        raise PermissionError(13, "Read-only file system", str(target))
+
+    monkeypatch.setattr(building, "_publish", refuse)
+    assert build("avx2", cache, compiler=compiler("")) == file
+
+
+def test_a_library_without_our_functions_is_an_error_that_names_it(sources: Path, cache: Path) -> None:
+    with pytest.raises(OSError, match=r"avx2-.*is no library of kernels"):
+        load("avx2", cache)
 
 
 def test_a_folder_that_cannot_be_made_is_named(sources: Path, tmp_path: Path) -> None:

@@ -201,6 +201,19 @@ def test_largest_integers_do_not_saturate(library: Library, name: str) -> None:
     assert np.allclose(linear(packed(library, name, Compute.I8, rows, 128), x), exact, rtol=1e-6, atol=1e-3)
 
 
+@pytest.mark.parametrize(("name", "begin"), [("Q4_1", 4), ("Q5_1", 4), ("Q4_K", 16), ("Q5_K", 16)])
+def test_largest_integers_above_a_minimum_do_not_wrap(library: Library, name: str, begin: int) -> None:
+    rows = stored(name, 8, 256)
+    block = 256 * rows.shape[1] // 256 // (1 if name in K_SCALES else 8)
+    rows.reshape(-1, block)[:, begin:] = 0xFF  # every integer is the largest
+    x = np.full((3, 256), 127, np.float32)
+    x[1] = -127
+    x[2, ::2] = -127
+    exact = np.asarray(x, np.float64) @ dense(name, rows).T
+    size = np.abs(np.asarray(x, np.float64)) @ np.abs(dense(name, rows)).T
+    assert (np.abs(linear(packed(library, name, Compute.I8, rows, 256), x) - exact) <= size * 2e-3).all()
+
+
 @pytest.mark.parametrize("form", [Compute.F32, Compute.BF16])
 @pytest.mark.parametrize("n", [1, 2, 17, 255, 257, 300])
 def test_dense_rows_of_any_length_are_multiplied(library: Library, form: Compute, n: int) -> None:
@@ -209,6 +222,17 @@ def test_dense_rows_of_any_length_are_multiplied(library: Library, form: Compute
     found = linear(packed(library, "F32", form, rows, n), x)
     exact, size = rounded(form, x) @ weights.T, np.abs(rounded(form, x)) @ np.abs(weights).T
     assert (np.abs(found - exact) <= size * (n + 2) * half).all()
+
+
+@pytest.mark.parametrize("word", [0xFFFFFFFF, 0x7FFFFFFF, 0x7F800001, 0xFFC00000])
+@pytest.mark.parametrize("n", [16, 19])
+def test_a_nan_is_one_after_it_is_rounded_whichever_it_is(library: Library, word: int, n: int) -> None:
+    x = np.full((1, n), word, np.uint32).view(np.float32)
+    assert np.isnan(
+        (prepare(library, Compute.BF16, x)[0, : 2 * n].view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    ).all()
+    weights = packed(library, "F32", Compute.BF16, x.view(np.uint8), n)
+    assert np.isnan(linear(weights, np.ones((1, n), np.float32))).all()
 
 
 def test_integers_of_rows_are_those_of_numpy_and_zero_stays_zero(library: Library) -> None:

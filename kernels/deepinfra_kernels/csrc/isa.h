@@ -48,6 +48,9 @@ DI_INLINE I16 to_int(F16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 DI_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 DI_INLINE I16 bits(F16 a) { return {_mm512_castps_si512(a.v)}; }
 DI_INLINE F16 from_bits(I16 a) { return {_mm512_castsi512_ps(a.v)}; }
+DI_INLINE I16 unless_nan(F16 x, I16 then, I16 otherwise) {
+  return {_mm512_mask_mov_epi32(then.v, _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), otherwise.v)};
+}
 
 DI_INLINE I16 set_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
 DI_INLINE I16 load_int(const void* p) { return {_mm512_loadu_si512(p)}; }
@@ -72,10 +75,13 @@ DI_INLINE void store_words(uint16_t* p, I16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.v));
 }
 
-// Sums of four products: unsigned bytes below 32 with signed bytes. `open` ... `dot_small` up to 8 times ... `close`.
+// Sums of four products: unsigned bytes below 16 with signed bytes. `open` ... `dot_small` up to 8 times ... `close`.
 DI_INLINE I16 open(I16 bias) { return bias; }
 DI_INLINE I16 dot_small(I16 sum, I16 u, I16 s) { return {_mm512_dpbusd_epi32(sum.v, u.v, s.v)}; }
 DI_INLINE I16 close(I16 sum, I16) { return sum; }
+
+// The same of unsigned bytes up to 128, any number of times, without `close`.
+DI_INLINE I16 dot_unsigned(I16 sum, I16 u, I16 s) { return dot_small(sum, u, s); }
 
 // The same of bytes stored as q + 128. `bias` is -128 times the sum of the signed bytes.
 DI_INLINE I16 open_signed(I16 bias) { return bias; }
@@ -129,6 +135,10 @@ DI_INLINE I16 to_int(F16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi3
 DI_INLINE F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 DI_INLINE I16 bits(F16 x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 DI_INLINE F16 from_bits(I16 x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+DI_INLINE I16 unless_nan(F16 x, I16 then, I16 otherwise) {
+  return {_mm256_blendv_epi8(then.a, otherwise.a, _mm256_castps_si256(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q))),
+          _mm256_blendv_epi8(then.b, otherwise.b, _mm256_castps_si256(_mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q)))};
+}
 
 DI_INLINE I16 set_int(int32_t x) {
   const __m256i v = _mm256_set1_epi32(x);
@@ -164,7 +174,7 @@ DI_INLINE void store_words(uint16_t* p, I16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
 }
 
-// Eight sums of two products below 32 * 127 each stay within int16; wider ones are summed in int32 at once.
+// Eight sums of two products of at most 15 * 127 each stay within int16; wider ones are summed in int32 at once.
 DI_INLINE I16 open(I16) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 DI_INLINE I16 dot_small(I16 sum, I16 u, I16 s) {
   return {_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(u.a, s.a)),
@@ -176,12 +186,18 @@ DI_INLINE I16 close(I16 sum, I16 bias) {
           _mm256_add_epi32(_mm256_madd_epi16(sum.b, ones), bias.b)};
 }
 
+DI_INLINE __m256i dot_unsigned_half(__m256i sum, __m256i u, __m256i s) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
+}
+DI_INLINE I16 dot_unsigned(I16 sum, I16 u, I16 s) {
+  return {dot_unsigned_half(sum.a, u.a, s.a), dot_unsigned_half(sum.b, u.b, s.b)};
+}
+
 // |w| * sign(s, w): the unsigned operand is at most 128, so that maddubs never saturates.
 DI_INLINE I16 open_signed(I16) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 DI_INLINE __m256i dot_signed_half(__m256i sum, __m256i w, __m256i s) {
   const __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(s, q));
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  return dot_unsigned_half(sum, _mm256_abs_epi8(q), _mm256_sign_epi8(s, q));
 }
 DI_INLINE I16 dot_signed(I16 sum, I16 w, I16 s) {
   return {dot_signed_half(sum.a, w.a, s.a), dot_signed_half(sum.b, w.b, s.b)};
@@ -250,7 +266,10 @@ inline float bf16_to_float(uint16_t h) {
   std::memcpy(&x, &b, sizeof x);
   return x;
 }
-inline uint16_t float_to_bf16(float x) {  // to nearest, ties to even; a NaN that a CPU makes stays one
+constexpr uint16_t kNaN = 0x7fc0;  // whichever it was: its low bits would round to infinity, or over the sign to zero
+
+inline uint16_t float_to_bf16(float x) {  // to nearest, ties to even; a NaN stays one
+  if (x != x) return kNaN;
   uint32_t b;
   std::memcpy(&b, &x, sizeof b);
   return static_cast<uint16_t>((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
@@ -260,9 +279,10 @@ inline uint16_t float_to_bf16(float x) {  // to nearest, ties to even; a NaN tha
 inline void round_row(const float* x, int64_t n, uint16_t* to) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const I16 b = bits(load(x + i));
-    const I16 odd = both(shift_right<16>(b), set_int(1));
-    store_words(to + i, shift_right<16>(add(add(b, set_int(0x7fff)), odd)));
+    const F16 v = load(x + i);
+    const I16 b = bits(v), odd = both(shift_right<16>(b), set_int(1));
+    const I16 rounded = shift_right<16>(add(add(b, set_int(0x7fff)), odd));
+    store_words(to + i, unless_nan(v, rounded, set_int(int32_t{kNaN})));
   }
   for (; i < n; ++i) to[i] = float_to_bf16(x[i]);
   if (n % 2) to[n] = 0;

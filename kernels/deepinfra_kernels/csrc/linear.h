@@ -92,7 +92,7 @@ inline void dense_rows(const uint8_t* w, const uint8_t* x, int64_t stride, int64
 template <class L>
 DI_INLINE I16 accumulate(I16 sum, I16 w, I16 a) {
   if constexpr (L::kSigned) return dot_signed(sum, w, a);
-  return dot_small(sum, w, a);
+  return dot_unsigned(sum, w, a);
 }
 
 // Exact sums of half `H` of a group (of all of it where the format has one scale) for R rows and both panels.
@@ -135,7 +135,7 @@ DI_INLINE void group_sums(const uint8_t* w, const uint8_t* x, int64_t stride, I1
       }
     }
   }
-  if constexpr (!L::kSigned) {
+  if constexpr (L::kNibble) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2

@@ -110,8 +110,9 @@ class Pool {
   }
 
   void serve(int thread) {
-    while (!stop_.load()) {
-      const uint32_t seen = generation_.load();
+    for (;;) {
+      const uint32_t seen = generation_.load();  // before `stop_`, which is set before the last generation begins
+      if (stop_.load()) return;
       take_part(thread);
       const auto until = std::chrono::steady_clock::now() + kIdle;
       while (generation_.load() == seen && std::chrono::steady_clock::now() < until) {
