@@ -34,7 +34,7 @@ def patience() -> Iterator[None]:
     """A store that is late is a miss; on a loaded machine that would be any. Tests of late ones say what is late."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("deepinfra.engine.pool._MATCH_TIMEOUT_S", 30.0)
-        patch.setattr("deepinfra.engine.pool._LOOK_TIMEOUT_S", 30.0)
+        patch.setattr("deepinfra.engine.explain._LOOK_TIMEOUT_S", 30.0)
         patch.setattr("deepinfra.kvstores.tiered.guard.MATCH_S", 30.0)
         patch.setattr("deepinfra.kvstores.ssd.store.LOOK_S", 30.0)
         yield

@@ -175,7 +175,7 @@ async def run_invariance(
         ordinary: Entered.
         invariant: Entered; or why there is none.
         tokenizer: The model's.
-        prompts: `run.prompts` of them.
+        prompts: `run.prompts` of them, at least two.
         run: What to run.
         progress: Told what is done, how much of how much, and what was found.
 
@@ -191,7 +191,7 @@ async def run_invariance(
         executors.append(invariant)
     for executor in executors:
         _check_room(executor, prompts, run)
-    for first in range(0, len(prompts), run.batch):
+    for first in range(0, len(prompts) - 1, run.batch):  # a last one left alone has no batch to differ in
         batch = prompts[first : first + run.batch]
         pending = [
             (executor, mode)

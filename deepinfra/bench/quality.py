@@ -134,7 +134,9 @@ async def run_quality(
     name, words = text or ("the manual of Python's standard library (pydoc_data.topics)", manual())
     ids = model.tokenizer().encode(words, add_special_tokens=False).ids
     chunks = [ids[at : at + run.chunk] for at in range(0, min(run.tokens, len(ids)) - run.chunk + 1, run.chunk)]
-    if not chunks or len(ids) < run.tokens:
+    if run.tokens < run.chunk:
+        raise ConfigError(f"{run.tokens} tokens are less than one chunk of {run.chunk}")
+    if len(ids) < run.tokens:
         raise ConfigError(f"{name} has {len(ids)} tokens, fewer than the {run.tokens} asked for")
     options = {"num_blocks": -(-run.chunk // _BLOCK) + 1, "block_size": _BLOCK, "max_step_tokens": run.chunk}
     if threads is not None:

@@ -226,9 +226,8 @@ class _Steps:
 def _work(name: str, found: _Measured, executor: TorchExecutor, model: Model, reached: Reached) -> Work:
     wanted = demands(executor, model, found.rows, found.sampled, found.read, found.seen)
     if "step" in found.parts[0]:
-        kinds = {kind for _, _, kind in wanted.values()}
-        total = (sum(each[0] for each in wanted.values()), sum(each[1] for each in wanted.values()), max(kinds))
-        wanted = {"step": total}
+        total, counted = sum(each[0] for each in wanted.values()), sum(each[1] for each in wanted.values())
+        wanted = {"step": (total, counted, wanted["qkv"][2])}  # nearly all of it is products
     parts = []
     for part in found.parts[0]:
         seconds = statistics.median(each[part] for each in found.parts)

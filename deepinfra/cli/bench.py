@@ -56,7 +56,7 @@ def offline(
     repeat: Annotated[int, typer.Option(min=1, help="Rounds; the median is reported.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads that compute.")] = None,
     process: Annotated[
-        bool | None, typer.Option(help="Run the executor in a child process, as serve does; default: in this one.")
+        bool | None, typer.Option(help="Run the executor in a child process; default: in this one.")
     ] = None,
     config: Config = None,
     as_json: AsJson = False,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from deepinfra.bench.compare.serve import ServeReport, ServeRun
     from deepinfra.bench.compare.sides import Peers
 
-__all__ = ("compare", "numbers")
+__all__ = ("chart_file", "compare", "names", "numbers")
 
 _CONTEXT = 4096
 _SEQS = 64
@@ -75,13 +75,15 @@ def compare(
     from deepinfra.bench.compare.sides import Peers
     from deepinfra.config.folders import peers_folder
 
+    chart_file(chart)
     blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE)
     fetch_models(blueprint)
-    forms = tuple(filter(None, llama_forms.split(",")))
-    peers = Peers(llama_cpp=llama_cpp, llama_forms=forms, vllm=vllm, transformers=transformers)
+    peers = Peers(
+        llama_cpp=llama_cpp, llama_forms=names("--llama-forms", llama_forms), vllm=vllm, transformers=transformers
+    )
     measure = _Measure(
         model=blueprint.settings.model,
-        ours=tuple(filter(None, ours.split(","))),
+        ours=names("--ours", ours),
         peers=peers,
         threads=threads or len(os.sched_getaffinity(0)),
         weights=weights or peers_folder(),
@@ -146,6 +148,32 @@ class _Measure:
                 vllm_server(self.peers.vllm, opened, self.weights, threads=self.threads, context=_CONTEXT, seqs=_SEQS)
             )
         return await run_serve(specs, run, model=opened.name, threads=self.threads, progress=show)
+
+
+def chart_file(chart: Path | None) -> None:
+    """Make sure before a long run that there is a place for its chart.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    from deepinfra.errors import ConfigError
+
+    if chart is not None and (chart.is_dir() or not chart.absolute().parent.is_dir()):
+        raise ConfigError(f"--chart {chart} is no file in a folder that exists")
+
+
+def names(option: str, text: str) -> tuple[str, ...]:
+    """`stored,bfloat16`.
+
+    Raises:
+        ConfigError: It names nothing.
+    """
+    from deepinfra.errors import ConfigError
+
+    found = tuple(filter(None, text.split(",")))
+    if not found:
+        raise ConfigError(f"{option} names nothing")
+    return found
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:

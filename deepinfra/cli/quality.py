@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
+from deepinfra.cli.compare import names
 from deepinfra.cli.progress import shown_line
 from deepinfra.cli.setup import OFFLINE, Config, blueprint_for, fetch_models
 
@@ -58,7 +59,7 @@ def quality(
             given = (text.name, text.read_text())
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{text} cannot be read: {error}") from error
-    chosen = {form: our_options(form, threads) for form in filter(None, forms.split(","))}
+    chosen = {form: our_options(form, threads) for form in names("--forms", forms)}
     opened = open_model(blueprint.settings.model)
     with shown_line() as show:
         run = QualityRun(tokens=tokens, chunk=chunk)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import anyio
 import typer
 
+from deepinfra.cli.cache.folder import visible
 from deepinfra.cli.progress import shown_count
 from deepinfra.cli.recordings import Recording, recordings
 from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_models
@@ -94,7 +95,7 @@ async def _replay_all(
             else:
                 done[index] = (recording.where, outcome, outcome.why)
         while told in done:
-            said(_sentence(done[told]))
+            said(visible(_sentence(done[told])))
             told += 1
         same = sum(outcome is not None and outcome.verdict == "same" for _, outcome, _ in done.values())
         show("replayed", len(done), len(found), f"{same:,} the same")

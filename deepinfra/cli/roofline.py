@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from deepinfra.cli.compare import numbers
+from deepinfra.cli.compare import chart_file, numbers
 from deepinfra.cli.progress import shown_line
 from deepinfra.cli.setup import OFFLINE, Config, blueprint_for, fetch_models
 
@@ -50,6 +50,7 @@ def roofline(
     from deepinfra.bench.roofline import RooflineRun, run_roofline
     from deepinfra.models import open_model
 
+    chart_file(chart)
     blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE)
     fetch_models(blueprint)
     run = RooflineRun(

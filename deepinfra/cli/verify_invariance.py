@@ -35,7 +35,7 @@ def verify_invariance(
         str | None, typer.Argument(metavar="MODEL", help="Catalogue name (smollm2), path of a model, or hub id.")
     ] = None,
     prompts: Annotated[
-        int, typer.Option(min=1, max=200, help="Most prompts searched for a divergence of the ordinary mode.")
+        int, typer.Option(min=2, max=200, help="Most prompts searched for a divergence of the ordinary mode.")
     ] = 200,
     least: Annotated[int, typer.Option(min=1, help="The invariant mode is held to at least so many prompts.")] = 32,
     batch: Annotated[int, typer.Option(min=2, max=64, help="Prompts at a time.")] = 8,
@@ -54,7 +54,7 @@ def verify_invariance(
     from deepinfra.bench.invariance import InvarianceRun
     from deepinfra.errors import ConfigError
 
-    run = InvarianceRun(prompts=prompts, least=min(least, prompts), batch=batch, new=new, seed=seed)
+    run = InvarianceRun(prompts=prompts, least=min(least, prompts), batch=min(batch, prompts), new=new, seed=seed)
     ordinary = _blueprint(config, model, run, {"kernels": "torch", "weights": "auto", "batch_invariant": False})
     fetch_models(ordinary)
     invariant: Blueprint | str

@@ -6,17 +6,31 @@ methods of `KVStore` are used, so any store can be explained; only blocks under 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal, NamedTuple, TypeAlias
+
+import anyio
 
 from deepinfra.core.ids import BlockKey
 from deepinfra.core.kv import PublicBlocks, TierHit, block_keys, parent_key
 from deepinfra.interfaces.kvstore import KVStore
 from deepinfra.interfaces.recipe import Recipe, Tokenizer
 
-__all__ = ("Differs", "Explanation", "Miss", "Why", "explanation_of", "look", "names_of", "shared", "spelled")
+__all__ = (
+    "Differs",
+    "Explanation",
+    "Miss",
+    "Why",
+    "explanation_of",
+    "look",
+    "look_in_time",
+    "names_of",
+    "shared",
+    "spelled",
+)
 
 Why: TypeAlias = Literal[
     "all-held",
@@ -31,6 +45,11 @@ Why: TypeAlias = Literal[
     "no-snapshot",
 ]
 """Why the search ended; see `explanation_of` for what each says."""
+
+_log = logging.getLogger("deepinfra.engine")
+
+_LOOK_TIMEOUT_S = 0.5
+"""A request that is to be explained waits so long for it at most."""
 
 _BEFORE, _BEHIND = 24, 16
 """Tokens shown before and from the first one that differs."""
@@ -104,6 +123,26 @@ class Explanation:
             return self
         words = f"{_block(self.held_tokens, self.block_size)} is not held; a block that begins otherwise is."
         return replace(self, differs=None, words=words)
+
+
+async def look_in_time(
+    pool: str,
+    store: KVStore | None,
+    root: BlockKey,
+    keys: Sequence[BlockKey],
+    tokens: Sequence[int],
+    block_size: int,
+    *,
+    device: int,
+    public: PublicBlocks | None,
+) -> Miss:
+    """`look`, but a store that is late or broken is a tier that is down; `pool` is named in the log."""
+    try:
+        with anyio.move_on_after(_LOOK_TIMEOUT_S):
+            return await look(store, root, keys, tokens, block_size, device=device, public=public)
+    except Exception:
+        _log.exception("pool %s: the store failed to explain a miss", pool)
+    return Miss(block_size, (TierHit("device", device, 0.0),) if device else (), "tier-down")
 
 
 async def look(

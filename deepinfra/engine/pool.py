@@ -12,14 +12,14 @@ from anyio import AsyncContextManagerMixin
 from anyio.abc import TaskGroup, TaskStatus
 
 from deepinfra.core.ids import BlockKey, SeqId
-from deepinfra.core.kv import KVStats, TierHit
+from deepinfra.core.kv import KVStats
 from deepinfra.core.model import ExecutorLimits
 from deepinfra.core.request import SeqSpec
 from deepinfra.core.step import Job, StepReport
 from deepinfra.engine.collapse import collapsed
 from deepinfra.engine.constraints import Constraints
 from deepinfra.engine.drafting import Drafting
-from deepinfra.engine.explain import Miss, look
+from deepinfra.engine.explain import Miss, look_in_time
 from deepinfra.engine.handoff import Handoff, HandoffStore, export
 from deepinfra.engine.live import Ending, Live
 from deepinfra.engine.matcher import Matcher
@@ -60,9 +60,6 @@ _MATCH_TIMEOUT_S = 1.0
 
 _TELLING = 256
 """A prompt's last tokens tell whether it is one that was refused before; hashing them takes 3 us."""
-
-_LOOK_TIMEOUT_S = 0.5
-"""A request that is to be explained waits so long for it at most."""
 
 _INLINE_TOKENS = 16384
 """Longer prompts are hashed off the loop: SHA-256 over 16k tokens takes about 0.5 ms."""
@@ -407,15 +404,9 @@ class Pool(AsyncContextManagerMixin):
 
     async def _look(self, live: Live) -> Miss:
         """Find out where the search for a sequence's blocks ends, for `Explanation`."""
-        size = self.executor.layout.block_size
         device = 0 if self._stepper is None else len(self._stepper.blocks.match(live.keys))
-        try:
-            with anyio.move_on_after(_LOOK_TIMEOUT_S):
-                given = live.root, live.keys, live.tokens, size
-                return await look(self.store, *given, device=device, public=live.public)
-        except Exception:
-            _log.exception("pool %s: the store failed to explain a miss", self.name)
-        return Miss(size, (TierHit("device", device, 0.0),) if device else (), "tier-down")
+        given = live.root, live.keys, live.tokens, self.executor.layout.block_size
+        return await look_in_time(self.name, self.store, *given, device=device, public=live.public)
 
     async def export(self, live: Live) -> Handoff:
         """Copy a prefilled sequence's published blocks out; call inside `run`, after its first token."""

@@ -462,27 +462,6 @@ class ExecutorConformance(WindowLaws, RepeatLaws):
             line.done = item.length
             assert await host.generate(line, self.new_tokens) == text
 
-    async def test_steps_go_on_from_the_tokens_of_those_in_flight(self) -> None:
-        """With a depth over 1, steps are submitted before the ones whose tokens they go on from are over."""
-        async with self.make() as executor:
-            depth = min(executor.depth, self.new_tokens)
-            prompt = self.prompts(executor, 1)[0]
-            text = (await self.alone(executor, [prompt], GREEDY))[0].output[: self.new_tokens]
-            host = Host(executor)
-            line = host.line(prompt)
-            await host.generate(line, 1)
-            handles, items = [], list[WorkItem]()
-            for at in range(line.done, line.done + depth - 1):
-                fresh = (host.free.pop(0),) if at >= len(line.blocks) * host.block_size else ()
-                line.blocks += fresh
-                items.append(WorkItem(line.seq, line.epoch, at, 1, at, True, fresh))
-                handles.append(executor.submit(host.plan([(line, items[-1])])))
-            for item, handle in zip(items, handles, strict=True):
-                (output,) = (await handle.result()).outputs
-                line.tokens += output.tokens
-                line.done = item.start + 1
-            assert await host.generate(line, self.new_tokens) == text
-
     async def test_a_step_may_be_empty(self) -> None:
         """A plan without items is legal and has a result."""
         async with self.make() as executor:

@@ -1,4 +1,4 @@
-"""Conformance of executors that repeat steps: a repeated step is the single steps that it stands for."""
+"""Conformance of executors that repeat steps, or take them ahead: they are single steps, one after the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMES = 5
 
 @pytest.mark.anyio
 class RepeatLaws:
-    """The part of `ExecutorConformance` for executors that provide `repeat`; of others it asks nothing."""
+    """The part of `ExecutorConformance` for executors that provide `repeat`, or have a depth over 1."""
 
     @abstractmethod
     def make(self) -> Executor:
@@ -95,6 +95,26 @@ class RepeatLaws:
             assert handle.cut() is None
             host.commit([(line, item)], await handle.result())
             assert len(line.output) == 1
+
+    async def test_steps_go_on_from_the_tokens_of_those_in_flight(self) -> None:
+        """With a depth over 1, steps are submitted before the ones whose tokens they go on from are over."""
+        async with self.make() as executor:
+            host, depth = Host(executor), executor.depth
+            prompts = self.prompts(executor, 1)
+            (text,) = await self._alone(host, prompts)
+            (line,) = await self._begun(host, prompts)
+            assert depth < len(text)
+            handles, items = [], list[WorkItem]()
+            for at in range(line.done, line.done + depth):
+                fresh = (host.free.pop(0),) if at >= len(line.blocks) * host.block_size else ()
+                line.blocks += fresh
+                items.append(WorkItem(line.seq, line.epoch, at, 1, at, True, fresh))
+                handles.append(executor.submit(host.plan([(line, items[-1])])))
+            for item, handle in zip(items, handles, strict=True):
+                (output,) = (await handle.result()).outputs
+                line.tokens += output.tokens
+                line.done = item.start + 1
+            assert await host.generate(line, len(text)) == text
 
     async def _alone(self, host: Host, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         texts = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import get_args, get_origin
 
 import anyio
 import typer
-from markdown_of import accepts, class_section, code, default, signature, table, text_of
+from markdown_of import accepts, attribute_table, class_section, code, default, signature, table, text_of
 from pydantic import BaseModel
 
 import deepinfra.interfaces
@@ -364,24 +363,8 @@ behind them; only those of a last message may be open.
 
 def _receipt_tables() -> str:
     """A table for each of a receipt's objects, from the docstrings of their classes."""
-    names = {
-        Receipt: "receipt",
-        ExecutorFacts: "receipt.executors[]",
-        Asked: "receipt.requests[]",
-        Answered: "receipt.requests[].answers[]",
-    }
-    return "\n\n".join(
-        table((f"`{name}`", "meaning"), [(code(field), meaning) for field, meaning in _attributes(kind)])
-        for kind, name in names.items()
-    )
-
-
-def _attributes(kind: type) -> Iterator[tuple[str, str]]:
-    """What a class's docstring says of its attributes, one line each."""
-    _, _, listed = (inspect.getdoc(kind) or "").partition("Attributes:\n")
-    for entry in re.split(r"\n    (?=\w+: )", f"\n{listed}")[1:]:
-        field, _, meaning = entry.partition(": ")
-        yield field, " ".join(meaning.split())
+    asked = {Receipt: "", ExecutorFacts: ".executors[]", Asked: ".requests[]", Answered: ".requests[].answers[]"}
+    return "\n\n".join(attribute_table(f"`receipt{where}`", kind) for kind, where in asked.items())
 
 
 def _classes() -> str:

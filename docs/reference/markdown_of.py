@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import re
 import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 
-__all__ = ("accepts", "class_section", "code", "default", "signature", "table", "text_of")
+__all__ = ("accepts", "attribute_table", "class_section", "code", "default", "signature", "table", "text_of")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -135,3 +136,13 @@ def signature(function: Callable[..., object]) -> str:
     node = ast.parse(inspect.getsource(function)).body[0]
     assert isinstance(node, ast.FunctionDef)
     return head(node).removeprefix("def ")
+
+
+def attribute_table(name: str, kind: type) -> str:
+    """A table of what a class's docstring says of its attributes, one line each."""
+    _, _, listed = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+    rows = []
+    for entry in re.split(r"\n    (?=\w+: )", f"\n{listed}")[1:]:
+        field, _, meaning = entry.partition(": ")
+        rows.append((code(field), " ".join(meaning.split())))
+    return table((name, "meaning"), rows)

@@ -36,9 +36,7 @@ class Library:
         return self.file.stem.removeprefix(f"{self.path}-")
 
 
-def load(
-    path: str, cache: Path, *, compiler: str | None = None, tell: Callable[[str], None] = lambda line: None
-) -> Library:
+def load(path: str, cache: Path, *, tell: Callable[[str], None] = lambda line: None) -> Library:
     """Loads a path's library, built first if it has to be; arguments as those of `build`.
 
     Ask `cpu.why_not` first: on a CPU that lacks an extension the process dies at the first call.
@@ -47,7 +45,7 @@ def load(
         BuildError: It could not be built.
         OSError: It could not be loaded.
     """
-    file = build(path, cache, compiler=compiler, tell=tell)
+    file = build(path, cache, tell=tell)
     functions = ctypes.CDLL(str(file))
     try:
         for part in (linear, decoder, sampling):

@@ -72,6 +72,12 @@ async def test_an_invariant_mode_that_differs_is_found_out(mutant: type[Turns], 
     assert (report.invariant.texts, report.invariant.logprobs) == (texts, 12)
 
 
+async def test_a_last_prompt_that_would_be_alone_is_not_compared() -> None:
+    async with ToyExecutor() as one, ToyExecutor() as other:
+        report = await run_invariance(one, other, TinyRecipe().tokenizer, PROMPTS[:4], RUN)
+    assert (report.ordinary.prompts, report.invariant.prompts) == (3, 3)
+
+
 async def test_without_an_invariant_mode_nothing_is_verified() -> None:
     report = await verify(Turns(), "torch computes here")
     assert not report.kept

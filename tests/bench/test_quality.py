@@ -49,6 +49,11 @@ def test_a_text_that_is_too_short_is_refused(smollm2_path: Path) -> None:
         anyio.run(measure)
 
 
+def test_less_than_a_chunk_is_refused(smollm2_path: Path) -> None:
+    with pytest.raises(ConfigError, match="64 tokens are less than one chunk of 512"):
+        anyio.run(run_quality, open_model(str(smollm2_path)), {}, QualityRun(tokens=64, chunk=512))
+
+
 def test_the_manual_is_long_enough(smollm2_path: Path) -> None:
     assert len(open_model(str(smollm2_path)).tokenizer().encode(manual()).ids) > 50_688
 

@@ -79,6 +79,8 @@ def test_what_a_started_server_is_told_is_refused_for_a_running_one() -> None:
             "no format of llama.cpp is named 'q9'; known: shipped",
         ),
         (("--prefill", "x"), "--prefill takes numbers like 1,8,32"),
+        (("--ours", ""), "--ours names nothing"),
+        (("--chart", "nowhere/chart.html"), "--chart nowhere/chart.html is no file in a folder that exists"),
     ],
 )
 def test_what_a_comparison_does_not_know_is_refused_by_name(
@@ -103,6 +105,15 @@ def test_parts_of_a_step_add_up_to_it_and_name_what_bounds_them(smollm2_path: Pa
     assert heads[0]["nbytes"] == heads[1]["nbytes"] == 49152 * 576 // 32 * 34
     assert 2 * heads[0]["operations"] == heads[1]["operations"] == 4 * 49152 * 576
     assert "<figcaption>decode 2" in chart.read_text()
+
+
+def test_what_torch_computes_is_limited_by_the_kind_its_products_are_of(smollm2_path: Path) -> None:
+    sizes = ("--prefill", "16", "--batch", "1", "--context", "16", "--steps", "2", "--form", "torch")
+    report = json.loads(run("roofline", str(smollm2_path), *sizes, "--json").stdout.splitlines()[-1])
+    (part,) = report["works"][0]["parts"]
+    kind = "bfloat16" if "bfloat16" in report["speed"] else "float32"
+    least = part["nbytes"] / report["reached"]["bytes_per_s"], part["operations"] / report["reached"][kind]
+    assert part["limit_s"] == pytest.approx(max(least))
 
 
 @pytest.mark.slow

@@ -90,6 +90,16 @@ def test_each_way_not_to_be_the_same_exits_1_and_is_named(home: Any) -> None:
     assert said[4] == "4 receipts: 1 the same, 1 different, 1 not comparable, 1 unreadable"
 
 
+def test_what_a_file_says_does_nothing_to_the_terminal(home: Any) -> None:
+    (receipt,) = made(1)
+    hostile = lines([receipt]).replace('"version": 1', '"version": 1, "\\u001b[2Jx": 1')
+    (home.folder / "log.jsonl").write_text(hostile)
+    done = home.run("replay", "log.jsonl")
+    assert done.returncode == 1
+    assert "\x1b" not in done.stdout
+    assert "cannot be read" in done.stdout
+
+
 def test_json_tells_every_outcome_once(home: Any) -> None:
     same, other = made(2)
     home.folder.joinpath("log.jsonl").write_text(lines([same, with_token(other, 0)]) + '{"requests": []}\n')

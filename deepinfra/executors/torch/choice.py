@@ -56,6 +56,7 @@ class Choice:
         asked: The form of weights asked for.
         stored: Matrices in a block format are multiplied as stored (on a path of `paths` only).
         why_weights: The reason, in words.
+        invariant: Nothing may take the path's place.
     """
 
     kernels: Kernels
@@ -64,6 +65,7 @@ class Choice:
     asked: WeightForm
     stored: bool
     why_weights: str
+    invariant: bool = False
 
     @property
     def path(self) -> str:
@@ -77,7 +79,7 @@ class Choice:
 
 
 def choose(
-    config: DecoderConfig, tensors: TensorSource, kernels: Kernels, weights: WeightForm, compiler: str | None
+    config: DecoderConfig, tensors: TensorSource, kernels: Kernels, weights: WeightForm
 ) -> Choice:
     """Decide from settings, headers, this CPU, and whether there is a library or a compiler; builds nothing.
 
@@ -87,7 +89,7 @@ def choose(
     paths: tuple[str, ...] = ()
     why = "as configured"
     if kernels != "torch":
-        paths, why = _paths(config, kernels, compiler)
+        paths, why = _paths(config, kernels)
     if not paths:
         return by_torch(kernels, weights, why)
     formats = sorted({tensors.info(name).dtype for name in matrices(config)})
@@ -125,7 +127,7 @@ def invariant(choice: Choice) -> Choice:
         if choice.kernels == "torch":
             raise ConfigError(f"batch_invariant cannot be kept with kernels = torch: {why}; leave kernels out")
         raise ConfigError(f"batch_invariant cannot be kept: {why}, and torch computes here: {choice.why_path}")
-    return replace(choice, kernels=choice.paths[0], paths=choice.paths[:1])  # type: ignore[arg-type]
+    return replace(choice, paths=choice.paths[:1], invariant=True)
 
 
 def numerics(choice: Choice) -> str:
@@ -135,7 +137,7 @@ def numerics(choice: Choice) -> str:
     return f"batch-invariant {choice.path} {choice.weights} {fingerprint(choice.path)}"
 
 
-def _paths(config: DecoderConfig, kernels: Kernels, compiler: str | None) -> tuple[tuple[str, ...], str]:
+def _paths(config: DecoderConfig, kernels: Kernels) -> tuple[tuple[str, ...], str]:
     """Paths that can be tried, and why these; or none, and why not."""
     if why := _unsupported(config):
         return (), why
@@ -147,7 +149,7 @@ def _paths(config: DecoderConfig, kernels: Kernels, compiler: str | None) -> tup
     reasons: list[str] = []
     found: list[str] = []
     for path in wanted:
-        why = cpu.why_not(path) or build.why_not(path, kernel_cache_dir(), compiler=compiler)
+        why = cpu.why_not(path) or build.why_not(path, kernel_cache_dir())
         if why:
             reasons.append(f"{path}: {why}" if len(wanted) > 1 else why)
         else:

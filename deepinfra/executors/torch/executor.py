@@ -63,8 +63,8 @@ class TorchExecutor(Executor):
 
     The constructor reads the model's headers only and refuses, by name, whatever the model needs that is not
     implemented. Weights are read, and torch is imported if it computes, inside `async with`. Steps run on one thread of
-    its own in the order submitted; a large one keeps every core of `threads` busy, so a server had better run it in a
-    child process.
+    its own in the order submitted. Where torch computes, a server had better run it in a child process
+    (`holds_interpreter`).
 
     Args:
         model: Name, hub id, folder or GGUF file; or a model already opened.
@@ -81,7 +81,6 @@ class TorchExecutor(Executor):
             CPU, the model and the compiler allow, and warns once, on entry, if that is torch.
         weights: `stored` multiplies matrices in block formats (GGUF) as they are, with activations rounded to integers
             of 8 bits; `dense` decodes them to `dtype`. `auto` takes `stored` where kernels can.
-        compiler: Builds the kernels; default: the first found of g++, clang++ and c++.
         batch_invariant: Promise that a sequence's logits do not depend, to the bit, on what else is computed, on how
             its prompt is cut, on what of it was cached, on drafts or on threads. All kernels keep that; torch does not,
             and is refused. KV is never shared with another mode, path, form of weights or version of the kernels.
@@ -108,7 +107,6 @@ class TorchExecutor(Executor):
         num_slots: int = 32,
         kernels: Kernels = "auto",
         weights: WeightForm = "auto",
-        compiler: str | None = None,
         batch_invariant: bool = False,
     ) -> None:
         self._model = open_model(model) if isinstance(model, str) else model
@@ -127,12 +125,11 @@ class TorchExecutor(Executor):
         self._max_context = max_context or most
         self._threads, self._num_slots = threads, num_slots
         self._layout = layout_of(self._config, self._dtype, block_size)
-        self._choice = choose(self._config, self._model.tensors, kernels, weights, compiler)
+        self._choice = choose(self._config, self._model.tensors, kernels, weights)
         self._numerics = "ordinary"
         if batch_invariant:
             self._choice = invariant(self._choice)
             self._numerics = numerics(self._choice)
-        self._compiler = compiler
         self._library: Library | None = None
         self._staging: memoryview | None = None
         self._weights = ""
@@ -296,7 +293,7 @@ class TorchExecutor(Executor):
     def _open_library(self) -> tuple[Library | None, Choice]:
         from deepinfra.executors.torch.library import open_library
 
-        return open_library(self._choice, self._compiler)
+        return open_library(self._choice)
 
     def _load(self, plan: MemoryPlan, memory: Staging, worker: Worker) -> Runner:
         """Read the weights; on the worker's thread, which is the one that will compute."""

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from deepinfra.errors import ConfigError
 from deepinfra.executors.torch.choice import Choice, by_torch
 from deepinfra.models.cache import kernel_cache_dir
 
@@ -17,7 +18,7 @@ __all__ = ("open_library",)
 _log = logging.getLogger("deepinfra.executors")
 
 
-def open_library(choice: Choice, compiler: str | None) -> tuple[Library | None, Choice]:
+def open_library(choice: Choice) -> tuple[Library | None, Choice]:
     """Load the first of the paths that can be built, building it if it has to be: half a minute, once.
 
     Where something slower than what was hoped for computes, and nobody asked for that, one warning says why.
@@ -38,13 +39,15 @@ def open_library(choice: Choice, compiler: str | None) -> tuple[Library | None, 
     reasons: list[str] = []
     for path in choice.paths:
         try:
-            library = load(path, kernel_cache_dir(), compiler=compiler, tell=_log.warning)
+            library = load(path, kernel_cache_dir(), tell=_log.warning)
         except (BuildError, OSError) as error:
             reasons.append(f"the {path} kernels cannot be built: {error}")
             continue
         if reasons:
             _log.warning("%s kernels compute: %s", path, "; ".join(reasons))
         return library, replace(choice, paths=(path,), why_path="; ".join(reasons) or choice.why_path)
+    if choice.invariant:
+        raise ConfigError(f"batch_invariant cannot be kept: {reasons[0]}, and torch would compute instead")
     chosen = by_torch(choice.kernels, choice.asked, "; ".join(reasons))
     _log.warning("torch computes, which is slower than kernels: %s", chosen.why_path)
     return None, chosen

@@ -44,7 +44,7 @@ def usable_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
             cores.add((topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text())
         except OSError:
             cores.add(str(cpu))
-    return max(1, len(cores))
+    return min(max(1, len(cores)), 256)  # kernels take no more
 
 
 def processor() -> str:

@@ -27,7 +27,7 @@ class TorchOptions(BaseModel):
     max_step_tokens: int = Field(512, ge=1, description="most positions per step")
     max_seqs: int = Field(64, ge=1, description="most sequences at once")
     max_context: int | None = Field(None, ge=1, description="most positions of a sequence; default: the model's own")
-    threads: int | None = Field(None, ge=1, description="threads that compute; default: one per physical core")
+    threads: int | None = Field(None, ge=1, le=256, description="threads that compute; default: one per physical core")
     num_slots: int = Field(32, ge=1, description="staging slots between KV and stores")
     kernels: Literal["auto", "avx512", "avx2", "torch"] = Field(
         "auto", description="whose operations compute; auto takes the best that CPU, model and compiler allow"
@@ -36,9 +36,6 @@ class TorchOptions(BaseModel):
         "auto",
         description="stored multiplies the file's blocks of integers as they are, dense decodes them to dtype; auto "
         "takes stored where kernels can",
-    )
-    compiler: str | None = Field(
-        None, min_length=1, description="builds the kernels; default: the first found of g++, clang++ and c++"
     )
     batch_invariant: bool = Field(
         False,

@@ -92,16 +92,17 @@ async def test_stored_weights_that_were_asked_for_need_kernels(mixed: Path, brok
 
 
 async def test_without_a_compiler_torch_computes_and_says_so(
-    made: Any, elsewhere: Path, warnings: Callable[[], list[str]]
+    made: Any, elsewhere: Path, warnings: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("deepinfra_kernels.build._COMPILERS", ("no-such-program",))
     path = str(made("llama-wide")[0])
-    executor = TorchExecutor(path, dtype="float32", num_blocks=24, compiler="no-such-program")
+    executor = TorchExecutor(path, dtype="float32", num_blocks=24)
     assert "no-such-program is not installed" in executor.explain()["kernels"]
     await text(executor)
     (line,) = warnings()
     assert "no-such-program is not installed" in line
     with pytest.raises(ConfigError, match=r"kernels = avx2 .*no-such-program"):
-        TorchExecutor(path, kernels="avx2", compiler="no-such-program")
+        TorchExecutor(path, kernels="avx2")
 
 
 @pytest.mark.parametrize(

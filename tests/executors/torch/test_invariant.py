@@ -53,9 +53,10 @@ async def test_kernels_that_cannot_be_built_are_refused_and_nothing_takes_their_
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho broken 1; exit $#\n")
     broken.chmod(0o755)
+    monkeypatch.setattr("deepinfra_kernels.build._COMPILERS", (str(broken),))
     monkeypatch.setattr("deepinfra.executors.torch.library.kernel_cache_dir", lambda: tmp_path / "kernels")
-    executor = TorchExecutor(str(smollm2_path), batch_invariant=True, compiler=str(broken), num_blocks=4)
+    executor = TorchExecutor(str(smollm2_path), batch_invariant=True, num_blocks=4)
     best = cpu.paths()[0]
-    with pytest.raises(ConfigError, match=f"kernels = {best} cannot run: .* cannot be built"):
+    with pytest.raises(ConfigError, match=f"batch_invariant cannot be kept: the {best} kernels cannot be built"):
         async with executor:
             pass
