@@ -78,9 +78,7 @@ class Choice:
         return "stored" if self.stored else "dense"
 
 
-def choose(
-    config: DecoderConfig, tensors: TensorSource, kernels: Kernels, weights: WeightForm
-) -> Choice:
+def choose(config: DecoderConfig, tensors: TensorSource, kernels: Kernels, weights: WeightForm) -> Choice:
     """Decide from settings, headers, this CPU, and whether there is a library or a compiler; builds nothing.
 
     Raises:
