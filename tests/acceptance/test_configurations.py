@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(400)
 
-EXECUTOR = '{ use = "torch", dtype = "float32", threads = 1, num_blocks = 256, process = true }'
+EXECUTOR = '{ use = "torch", dtype = "float32", threads = 1, num_blocks = 256, process = true, weights = "dense" }'
 
 SPLIT = f"""
 [[prefill]]
