@@ -18,20 +18,25 @@ T = TypeVar("T")
 
 
 class Job(Generic[T]):
-    """Something the thread does once; `wait` from the event loop that posted it."""
+    """Something the thread does once; `wait` once, from the event loop that posted it.
+
+    It lets go of its call when that is done, and of an error when that is raised: a step's call knows its handle, which
+    knows this, and an error's traceback too. In such a ring a model and its KV would stay for as long as Python likes.
+    """
 
     def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
+        self._call: Callable[[], T] | None = call
         self._done = anyio.Event()
         self._value: T | None = None
         self._error: BaseException | None = None
 
     def run(self, *, gone: bool) -> Callable[[], None]:
         """Do it, on the thread; returns what the event loop has to call."""
+        call, self._call = self._call, None
         try:
-            if gone:
+            if gone or call is None:
                 raise ExecutorLost("the executor was left")
-            self._value = self._call()
+            self._value = call()
         except BaseException as error:  # a thread's door: whatever it is belongs to who waits
             self._error = error
         return self._done.set
@@ -40,7 +45,11 @@ class Job(Generic[T]):
         """The result; a cancelled wait leaves the thread at its work."""
         await self._done.wait()
         if self._error is not None:
-            raise self._error
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error
         return self._value  # type: ignore[return-value]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import shutil
+import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -224,3 +227,24 @@ async def test_a_token_outside_the_vocabulary_fails_its_sequence(path: Case) -> 
 def test_a_number_of_blocks_that_is_none_is_refused_by_name(num_blocks: object) -> None:
     with pytest.raises(ValidationError, match="num_blocks"):
         TorchOptions.model_validate({"model": "x", "num_blocks": num_blocks})
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_it_held_goes_with_it_and_waits_for_no_garbage_collector(path: Case, fails: bool) -> None:
+    """An executor that was lost is entered again at once: its model must not be there twice."""
+
+    async def used() -> weakref.ref[object]:
+        async with executor(path) as ex:
+            host = Host(ex)
+            await host.generate(host.line(PROMPT), 3)
+            if fails:
+                with suppress(StepFailed):
+                    await ex.submit(StepPlan(99, (WorkItem(SeqId(7), Epoch(0), 0, 1, 0, True),))).result()
+            return weakref.ref(ex._runner)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert (await used())() is None
+    finally:
+        gc.enable()
