@@ -13,7 +13,7 @@ __all__ = ("address",)
 _WORDS: Final = {"bfloat16": "uint16"}  # numpy has no bfloat16: its bits are kept as integers
 
 
-def address(name: str, array: Any, dtype: str, shape: Sequence[int]) -> int:
+def address(name: str, array: Any, dtype: str, shape: Sequence[int], *, writes: bool = False) -> int:
     """The address of an array's first element; the caller keeps the array alive while it is used.
 
     Args:
@@ -22,14 +22,17 @@ def address(name: str, array: Any, dtype: str, shape: Sequence[int]) -> int:
         dtype: numpy's name of the elements, or `bfloat16`: a tensor of that type, or integers of 16 bits. `uint8`
             takes a buffer of any type, measured in bytes.
         shape: What it must have; a buffer that is neither array nor tensor needs the right number of bytes only.
+        writes: It will be written to.
 
     Raises:
-        ValueError: It has another type or shape, or gaps.
+        ValueError: It has another type or shape, has gaps, lies elsewhere or askew, or cannot be written to.
     """
     wanted = tuple(shape)
     if hasattr(array, "data_ptr"):
         found = str(array.dtype).removeprefix("torch.")
         _check(name, found, tuple(array.shape), dtype, wanted, contiguous=array.is_contiguous())
+        if array.device.type != "cpu":
+            raise ValueError(f"{name} is on {array.device}, not in the CPU's memory")
         return int(array.data_ptr())
     if not isinstance(array, np.ndarray):
         array = np.frombuffer(array, _WORDS.get(dtype, dtype))
@@ -38,7 +41,10 @@ def address(name: str, array: Any, dtype: str, shape: Sequence[int]) -> int:
     found = _name(array.dtype)
     if found in ("int16", "uint16") and dtype == "bfloat16":
         found = dtype
-    _check(name, found, array.shape, dtype, wanted, contiguous=array.flags.c_contiguous)
+    flags = array.flags
+    _check(name, found, array.shape, dtype, wanted, contiguous=flags.c_contiguous)
+    if not flags.aligned or (writes and not flags.writeable):
+        raise ValueError(f"{name} cannot be written to, or does not begin where an element may")
     return int(array.ctypes.data)
 
 

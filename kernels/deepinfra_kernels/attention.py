@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 from deepinfra_kernels.arrays import address
 from deepinfra_kernels.decoder import Step
 from deepinfra_kernels.records import cache_record
+from deepinfra_kernels.status import check_threads
 
 if TYPE_CHECKING:
     from deepinfra_kernels.library import Library
 
 __all__ = ("attend", "rotate")
+
+_MOST: Final = 2**31 - 1
 
 
 def attend(
@@ -44,14 +47,15 @@ def attend(
     """
     cache = cache_record(kv)
     heads = queries.shape[1] if queries.ndim == 3 else 0
-    if not 0 <= layer < cache.layers or not heads or heads % cache.heads or window < 0 or threads < 1:
-        raise ValueError(f"layer {layer}, {heads} heads, window {window} or threads {threads} are out of range")
+    if not 0 <= layer < cache.layers or not heads or heads % cache.heads or not 0 <= window <= _MOST:
+        raise ValueError(f"layer {layer}, {heads} heads or window {window} are out of range")
+    check_threads(threads)
     if cache.dim % 16 or cache.dim > 256:
         raise ValueError(f"head_dim is {cache.dim}, not a multiple of 16 up to 256")
     begin = address("queries", queries, "float32", (len(step.tokens), heads, cache.dim))
     y = np.empty_like(queries)
     record = step.record()
-    why = library.functions.di_attend(
+    library.functions.di_attend(
         ctypes.byref(cache),
         layer,
         heads // cache.heads,
@@ -62,8 +66,6 @@ def attend(
         y.ctypes.data,
         threads,
     )
-    if why is not None:
-        raise ValueError(why.decode())
     return y
 
 
@@ -82,6 +84,8 @@ def rotate(
         ValueError: A shape or type is wrong.
     """
     rows, heads, dim = x.shape
+    if dim % 2:
+        raise ValueError(f"x has heads of {dim}, which have no halves")
     y = np.empty_like(x)
     library.functions.di_rope(
         address("x", x, "float32", (rows, heads, dim)),

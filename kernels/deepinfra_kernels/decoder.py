@@ -22,6 +22,7 @@ from deepinfra_kernels.records import (
     cache_record,
     declare,
 )
+from deepinfra_kernels.status import check_threads
 
 if TYPE_CHECKING:
     from deepinfra_kernels.library import Library
@@ -32,7 +33,9 @@ PARTS: Final = ("embed", "norm", "qkv", "write", "attention", "output", "gate_up
 """What the seconds of a step are told by. `norm` also rounds the inputs of products, where rows are more than eight."""
 
 _ACTIVATIONS: Final = ("silu", "gelu_tanh")
-_MOST_THREADS: Final = 256
+_MOST_LAYERS: Final = 4096  # whose phases a pool can count
+_MOST_TASKS: Final = 2**24 - 1  # of a phase
+_MOST_KV_HEADS: Final = 256
 _MOST: Final = 2**31 - 1
 
 
@@ -68,6 +71,8 @@ class Spec:
             return "a size is out of range"
         if self.head_dim % 16 or not 32 <= self.head_dim <= 256:
             return f"head_dim is {self.head_dim}, not a multiple of 16 from 32 to 256"
+        if self.num_kv_heads > _MOST_KV_HEADS:
+            return f"num_kv_heads is {self.num_kv_heads}, and {_MOST_KV_HEADS} are the most"
         if self.num_heads % self.num_kv_heads:
             return f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
         if self.activation not in _ACTIVATIONS:
@@ -190,6 +195,8 @@ class Decoder:
 
     Raises:
         ValueError: A size, a shape or a type is wrong or not one that there are kernels for.
+        MemoryError: There is no room for `max_rows` rows.
+        RuntimeError: There are no more threads.
     """
 
     def __init__(
@@ -208,8 +215,9 @@ class Decoder:
     ) -> None:
         if why := spec.why_not():
             raise ValueError(why)
-        if not 1 <= threads <= _MOST_THREADS or not 1 <= max_rows <= _MOST or not 1 <= len(layers) <= 4096:
-            raise ValueError(f"threads {threads}, max_rows {max_rows} or {len(layers)} layers are out of range")
+        check_threads(threads)
+        if not 1 <= max_rows <= _MOST_TASKS // spec.num_kv_heads or not 1 <= len(layers) <= _MOST_LAYERS:
+            raise ValueError(f"max_rows {max_rows} or {len(layers)} layers are out of range")
         self.spec, self.max_rows, self.threads = spec, max_rows, threads
         self._functions = library.functions
         self._kept: list[Any] = [layers, head, norm, embedding, kv, library]
@@ -247,7 +255,9 @@ class Decoder:
         cache = cache_record(kv)
         if (cache.layers, cache.heads, cache.dim) != (len(layers), spec.num_kv_heads, spec.head_dim):
             raise ValueError(f"kv has shape {tuple(kv.shape)}, which is not that of {len(layers)} layers of {width}")
-        self._handle = self._functions.di_decoder_new(ctypes.byref(model), ctypes.byref(cache), threads, max_rows)
+        made = ctypes.c_void_p()
+        self._functions.di_decoder_new(ctypes.byref(model), ctypes.byref(cache), threads, max_rows, ctypes.byref(made))
+        self._handle = made.value
         self._close = weakref.finalize(self, self._functions.di_decoder_free, self._handle)
         self._logits = np.empty((0, spec.vocab_size), np.float32)
 
@@ -263,6 +273,7 @@ class Decoder:
 
         Raises:
             ValueError: The step is not one that can be computed; nothing was.
+            MemoryError: There is no more memory; nothing was computed.
         """
         if not self._close.alive:
             raise ValueError("the decoder is closed")
@@ -271,8 +282,7 @@ class Decoder:
             self._logits = np.empty((wanted, self.spec.vocab_size), np.float32)
         logits, finite = self._logits[:wanted], np.empty(len(step.tokens), np.bool_)
         record = step.record(logits, finite)
-        if (why := self._functions.di_decoder_step(self._handle, ctypes.byref(record))) is not None:
-            raise ValueError(why.decode())
+        self._functions.di_decoder_step(self._handle, ctypes.byref(record))
         return logits, finite
 
     def seconds(self) -> dict[str, float]:

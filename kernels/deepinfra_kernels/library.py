@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepinfra_kernels import decoder, linear, sampling
+from deepinfra_kernels import decoder, linear, sampling, status
 from deepinfra_kernels.build import build
 
 __all__ = ("Library", "load")
@@ -17,8 +17,8 @@ __all__ = ("Library", "load")
 class Library:
     """One path's functions.
 
-    A call through `functions` gives up the interpreter's lock; its arguments are not checked, so only the modules of
-    this package call them.
+    A call through `functions` gives up the interpreter's lock and raises what `status.raising` says; its arguments are
+    not checked, so only the modules of this package call them.
 
     Attributes:
         path: `avx512` or `avx2`.
@@ -48,7 +48,7 @@ def load(path: str, cache: Path, *, tell: Callable[[str], None] = lambda line: N
     file = build(path, cache, tell=tell)
     functions = ctypes.CDLL(str(file))
     try:
-        for part in (linear, decoder, sampling):
+        for part in (status, linear, decoder, sampling):
             part.declare(functions)
     except AttributeError as error:
         raise OSError(f"{file} is no library of kernels: {error}") from None

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfra_kernels.arrays import address
+from deepinfra_kernels.status import check_threads, raising
 
 if TYPE_CHECKING:
     from deepinfra_kernels.library import Library
@@ -33,6 +34,7 @@ __all__ = (
 )
 
 _MOST: Final = 2**31 - 1
+_MOST_ELEMENTS: Final = 2**56
 _CHUNK: Final = 32 << 20
 _MADV_HUGEPAGE: Final = getattr(mmap, "MADV_HUGEPAGE", None)
 
@@ -59,7 +61,6 @@ def declare(functions: ctypes.CDLL) -> None:
         "di_input_nbytes": ([small, number], number),
         "di_pack": ([small, small, number, number, pointer, pointer], small),
         "di_prepare": ([small, pointer, number, number, pointer], None),
-        "di_linear": ([small, small, number, number, *[pointer] * 3, number, pointer, small], None),
         "di_norm": ([pointer, pointer, real, number, number, pointer], None),
         "di_gate": ([small, pointer, pointer, number, number, pointer], None),
         "di_embed": ([small, pointer, pointer, number, number, pointer], None),
@@ -67,6 +68,7 @@ def declare(functions: ctypes.CDLL) -> None:
     for name, (arguments, result) in table.items():
         function = getattr(functions, name)
         function.argtypes, function.restype = arguments, result
+    raising(functions, "di_linear", [small, small, number, number, *[pointer] * 3, number, pointer, small])
 
 
 def row_nbytes(library: Library, source: int, n: int) -> int | None:
@@ -80,7 +82,7 @@ def packed_nbytes(library: Library, source: int, compute: Compute, out: int, inp
 
     Every source goes with `F32` and `BF16`; with `I8` only those with blocks of integers.
     """
-    if not (0 < out <= _MOST and 0 < inputs <= _MOST):
+    if not (0 < out <= _MOST and 0 < inputs <= _MOST and out * inputs <= _MOST_ELEMENTS):
         return None
     nbytes = int(library.functions.di_packed_nbytes(source, compute, out, inputs))
     return None if nbytes < 0 else nbytes
@@ -161,6 +163,7 @@ class PackedMatrix:
         Raises:
             ValueError: The type cannot be multiplied in that form (`packed_nbytes` is `None`), or a size is wrong.
         """
+        compute = Compute(compute)
         nbytes = packed_nbytes(library, source, compute, out, inputs)
         if nbytes is None:
             raise ValueError(f"source type {source} [{out}, {inputs}] cannot be packed for {compute.name} activations")
@@ -206,7 +209,7 @@ def prepare(library: Library, compute: Compute, x: NDArray[np.float32]) -> NDArr
         ValueError: A shape or type is wrong, or rows of int8 are no whole groups of 32.
     """
     rows, n = _rows("x", x, None), x.shape[1]
-    if compute == Compute.I8 and n % 32:
+    if Compute(compute) == Compute.I8 and n % 32:
         raise ValueError(f"x has rows of {n}, which are no whole groups of 32")
     inputs = np.empty((rows, int(library.functions.di_input_nbytes(compute, n))), np.uint8)
     library.functions.di_prepare(compute, x.ctypes.data, rows, n, inputs.ctypes.data)
@@ -214,7 +217,13 @@ def prepare(library: Library, compute: Compute, x: NDArray[np.float32]) -> NDArr
 
 
 def multiply(matrix: PackedMatrix, inputs: NDArray[np.uint8], rows: int, y: NDArray[np.float32], threads: int) -> None:
-    """Multiplies prepared rows into `y`, float32 `[rows, out]`."""
+    """Multiplies prepared rows into `y`, float32 `[rows, out]`.
+
+    Raises:
+        ValueError: A shape, a type or the number of threads is wrong.
+        RuntimeError: There are no more threads.
+    """
+    check_threads(threads)
     library = matrix.library.functions
     row = int(library.di_input_nbytes(matrix.compute, matrix.inputs))
     library.di_linear(
@@ -226,7 +235,7 @@ def multiply(matrix: PackedMatrix, inputs: NDArray[np.uint8], rows: int, y: NDAr
         None if matrix.bias is None else matrix.bias.ctypes.data,
         address("inputs", inputs, "uint8", (rows, row)),
         rows,
-        address("y", y, "float32", (rows, matrix.out)),
+        address("y", y, "float32", (rows, matrix.out), writes=True),
         threads,
     )
 
@@ -286,6 +295,7 @@ def _rows(name: str, x: NDArray[np.float32], n: int | None) -> int:
         x.dtype != np.float32
         or x.ndim != 2
         or not x.flags.c_contiguous
+        or not x.flags.aligned
         or x.shape[1] != (x.shape[1] if n is None else n)
     ):
         raise ValueError(f"{name} is {x.dtype} {list(x.shape)}, where float32 [rows, {n or 'n'}] is needed")

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any, Final
 
 from deepinfra_kernels.arrays import address
+from deepinfra_kernels.status import raising
 
 __all__ = (
     "NORMS",
@@ -97,16 +98,16 @@ def declare(functions: ctypes.CDLL) -> None:
     small, number, real, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
     table: dict[str, tuple[list[Any], Any]] = {
         "di_decoder_sizes": ([pointer], None),
-        "di_decoder_new": ([pointer, pointer, small, number], pointer),
         "di_decoder_free": ([pointer], None),
-        "di_decoder_step": ([pointer, pointer], ctypes.c_char_p),
         "di_decoder_seconds": ([pointer, pointer], None),
-        "di_attend": ([pointer, number, number, number, real, pointer, pointer, pointer, small], ctypes.c_char_p),
-        "di_rope": ([pointer, pointer, number, number, number, pointer, real, real, pointer], None),
     }
     for name, (arguments, result) in table.items():
         function = getattr(functions, name)
         function.argtypes, function.restype = arguments, result
+    raising(functions, "di_decoder_new", [pointer, pointer, small, number, pointer])
+    raising(functions, "di_decoder_step", [pointer, pointer])
+    raising(functions, "di_attend", [pointer, number, number, number, real, pointer, pointer, pointer, small])
+    raising(functions, "di_rope", [pointer, pointer, number, number, number, pointer, real, real, pointer])
     sizes = (ctypes.c_int64 * 5)()
     functions.di_decoder_sizes(sizes)
     ours = [ctypes.sizeof(record) for record in (MatrixRecord, LayerRecord, ModelRecord, CacheRecord, StepRecord)]
@@ -128,4 +129,6 @@ def cache_record(kv: Any) -> CacheRecord:
     if dtype not in ("bfloat16", "float32"):
         raise ValueError(f"kv is {dtype}, not bfloat16 or float32")
     layers, _, heads, blocks, block_size, dim = shape
-    return CacheRecord(address("kv", kv, dtype, shape), dtype == "bfloat16", layers, heads, blocks, block_size, dim)
+    return CacheRecord(
+        address("kv", kv, dtype, shape, writes=True), dtype == "bfloat16", layers, heads, blocks, block_size, dim
+    )

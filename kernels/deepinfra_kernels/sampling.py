@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfra_kernels.status import check_threads, raising
+
 if TYPE_CHECKING:
     from deepinfra_kernels.library import Library
 
@@ -31,6 +33,7 @@ DRAW: Final = np.dtype(
 """How a row is drawn, and what came of it; see `blank_draws` and `Sampled`."""
 
 _MOST_TOKENS: Final = 2**30
+_MOST_ROWS: Final = 2**24 - 1  # tasks of a pool
 
 
 class Sampled(NamedTuple):
@@ -53,10 +56,9 @@ class Sampled(NamedTuple):
 def declare(functions: ctypes.CDLL) -> None:
     """Gives the functions of `sample_abi.h` their signatures."""
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    functions.di_sampler_new.argtypes, functions.di_sampler_new.restype = [ctypes.c_int], pointer
+    raising(functions, "di_sampler_new", [ctypes.c_int, pointer])
     functions.di_sampler_free.argtypes, functions.di_sampler_free.restype = [pointer], None
-    functions.di_sample.argtypes = [pointer, pointer, number, number, number, pointer, number, pointer, pointer]
-    functions.di_sample.restype = None
+    raising(functions, "di_sample", [pointer, pointer, number, number, number, pointer, number, pointer, pointer])
 
 
 def blank_draws(rows: int) -> NDArray[np.void]:
@@ -80,11 +82,19 @@ class Sampler:
     Args:
         library: Of any path.
         threads: How many, with the calling one.
+
+    Raises:
+        ValueError: Not 1 to 256 threads.
+        MemoryError: There is no more memory.
+        RuntimeError: There are no more threads.
     """
 
     def __init__(self, library: Library, threads: int = 1) -> None:
         self._functions = library.functions
-        self._sampler: int = library.functions.di_sampler_new(threads)
+        check_threads(threads)
+        made = ctypes.c_void_p()
+        library.functions.di_sampler_new(threads, ctypes.byref(made))
+        self._sampler = made.value
         weakref.finalize(self, library.functions.di_sampler_free, self._sampler)
 
     def sample(self, logits: NDArray[np.float32], draws: NDArray[np.void]) -> Sampled:
@@ -96,13 +106,16 @@ class Sampler:
 
         Raises:
             ValueError: Shapes or types do not fit.
+            MemoryError: There is no more memory.
         """
         if logits.dtype != np.float32 or logits.ndim != 2 or not 0 < logits.shape[1] <= _MOST_TOKENS:
             raise ValueError(f"logits is {logits.dtype} {list(logits.shape)}, where float32 [rows, vocab] is needed")
         rows, vocab = logits.shape
+        if rows > _MOST_ROWS:
+            raise ValueError(f"logits has {rows} rows, and {_MOST_ROWS} are the most")
         if rows and (logits.strides[1] != 4 or logits.strides[0] % 4 or logits.strides[0] < 0):
             raise ValueError(f"logits has rows with gaps: strides {list(logits.strides)}")
-        if draws.dtype != DRAW or draws.shape != (rows,) or not draws.flags.c_contiguous:
+        if draws.dtype != DRAW or draws.shape != (rows,) or not draws.flags.carray:
             raise ValueError(f"draws is {draws.dtype} {list(draws.shape)}, where {rows} records of DRAW are needed")
         most = min(vocab, max(0, int(draws["likeliest"].max(initial=0))))
         ids, values = np.empty((rows, most), np.int64), np.empty((rows, most), np.float32)

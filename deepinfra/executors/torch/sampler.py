@@ -25,8 +25,9 @@ __all__ = ("sample",)
 _CANDIDATES = 512
 """Likeliest tokens looked at first for top_p and min_p; the whole vocabulary is sorted only for rows that need more."""
 
-_TINY = float(np.finfo(np.float32).tiny)
-"""A temperature that float32 would round to 0, which divides to NaN, is taken as this, as near to greedy as can be."""
+_TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+"""A temperature that float32 would round to 0 or infinity, which divide to NaN, is taken as one of these: as near to
+greedy, or to all tokens alike, as can be."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -107,7 +108,7 @@ def _filtered(params: SamplingParams) -> bool:
 
 
 def _heat(params: SamplingParams) -> float:
-    return max(params.temperature, _TINY)
+    return min(max(params.temperature, _TINY), _HUGE)
 
 
 def _least(params: SamplingParams) -> float:

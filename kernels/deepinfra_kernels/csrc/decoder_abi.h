@@ -2,6 +2,7 @@
 #pragma once
 
 #include "decoder.h"
+#include "status.h"
 
 namespace di {
 
@@ -30,6 +31,38 @@ inline const char* why_not(const Cache& cache, int64_t vocab, int64_t max_rows, 
   return step.wanted > max_rows ? "wanted has more rows than max_rows" : nullptr;
 }
 
+// Attention of a step's queries [rows, heads, dim] alone.
+inline void attend(const Cache& cache, int64_t layer, int64_t group, int64_t window, float scale, const Step& step,
+                   const float* queries, float* y, int threads) {
+  Plan plan;
+  plan.make(step, group, cache.dim, cache.heads, window, 0);
+  Pool pool(threads);
+  std::vector<std::unique_ptr<Attention>> own;
+  for (int i = 0; i < pool.threads(); ++i) own.push_back(std::make_unique<Attention>(group, cache.dim, cache.bf16));
+  pool.run(int64_t(plan.attention.size()) * cache.heads, [&](int64_t task, int thread) {
+    const AttentionTask& todo = plan.attention[task / cache.heads];
+    const Sequence& seq = plan.seqs[todo.seq];
+    const int64_t head = task % cache.heads;
+    const Tile tile{seq.start + todo.at, todo.positions, group, window, seq.end()};
+    const Cells cells(cache, layer, head, seq.table);
+    Attention& attention = *own[thread];
+    const auto at = [&](int64_t row) {
+      return ((seq.row + todo.at + row / group) * cache.heads * group + head * group + row % group) * cache.dim;
+    };
+    std::vector<float> scaled(cache.dim);
+    for (int64_t row = 0; row < tile.rows(); ++row) {
+      for (int64_t i = 0; i < cache.dim; ++i) scaled[i] = queries[at(row) + i] * (scale * kLog2E);
+      attention.query(row, scaled.data());
+    }
+    attention.open(tile.rows());
+    for (int64_t split = tile.first_split(); split <= tile.last_split(); ++split) {
+      attention.split(cells, tile, split, attention.own());
+      attention.merge(tile.rows(), attention.own());
+    }
+    for (int64_t row = 0; row < tile.rows(); ++row) attention.close(row, y + at(row));
+  });
+}
+
 }  // namespace di
 
 extern "C" {
@@ -40,17 +73,18 @@ void di_decoder_sizes(int64_t* sizes) {
   std::copy(std::begin(all), std::end(all), sizes);
 }
 
-void* di_decoder_new(const di::Model* model, const di::Cache* cache, int threads, int64_t max_rows) {
-  return new di::Decoder(*model, *cache, threads, max_rows);
+int di_decoder_new(const di::Model* model, const di::Cache* cache, int threads, int64_t max_rows, void** decoder) {
+  return di::guarded([&] { *decoder = new di::Decoder(*model, *cache, threads, max_rows); });
 }
 void di_decoder_free(void* decoder) { delete static_cast<di::Decoder*>(decoder); }
 
-// Computes a step; null, or why it was not begun.
-const char* di_decoder_step(void* decoder, const di::Step* step) {
+// Computes a step, or refuses it before it is begun.
+int di_decoder_step(void* decoder, const di::Step* step) {
   di::Decoder& self = *static_cast<di::Decoder*>(decoder);
-  if (const char* why = di::why_not(self.cache(), self.model().vocab, self.max_rows(), *step)) return why;
-  self.step(*step);
-  return nullptr;
+  if (const char* why = di::why_not(self.cache(), self.model().vocab, self.max_rows(), *step)) {
+    return di::ended(di::kRefused, why);
+  }
+  return di::guarded([&] { self.step(*step); });
 }
 
 // Seconds of each part of the last step, on the clock of the wall.
@@ -59,49 +93,24 @@ void di_decoder_seconds(void* decoder, double* seconds) {
 }
 
 // Attention alone: queries [rows, heads, dim] of a step's sequences, whose keys and values are in the cache.
-const char* di_attend(const di::Cache* cache, int64_t layer, int64_t group, int64_t window, float scale,
-                      const di::Step* step, const float* queries, float* y, int threads) {
-  if (const char* why = di::why_not(*cache, INT64_MAX, INT64_MAX, *step)) return why;
-  di::Plan plan;
-  plan.make(*step, group, cache->dim, cache->heads, window, 0);
-  di::Pool pool(threads);
-  std::vector<std::unique_ptr<di::Attention>> own;
-  for (int i = 0; i < pool.threads(); ++i) own.push_back(std::make_unique<di::Attention>(group, cache->dim, cache->bf16));
-  pool.run(int64_t(plan.attention.size()) * cache->heads, [&](int64_t task, int thread) {
-    const di::AttentionTask& todo = plan.attention[task / cache->heads];
-    const di::Sequence& seq = plan.seqs[todo.seq];
-    const int64_t head = task % cache->heads;
-    const di::Tile tile{seq.start + todo.at, todo.positions, group, window, seq.end()};
-    const di::Cells cells(*cache, layer, head, seq.table);
-    di::Attention& attention = *own[thread];
-    const auto at = [&](int64_t row) {
-      return ((seq.row + todo.at + row / group) * cache->heads * group + head * group + row % group) * cache->dim;
-    };
-    std::vector<float> scaled(cache->dim);
-    for (int64_t row = 0; row < tile.rows(); ++row) {
-      for (int64_t i = 0; i < cache->dim; ++i) scaled[i] = queries[at(row) + i] * (scale * di::kLog2E);
-      attention.query(row, scaled.data());
-    }
-    attention.open(tile.rows());
-    for (int64_t split = tile.first_split(); split <= tile.last_split(); ++split) {
-      attention.split(cells, tile, split, attention.own());
-      attention.merge(tile.rows(), attention.own());
-    }
-    for (int64_t row = 0; row < tile.rows(); ++row) attention.close(row, y + at(row));
-  });
-  return nullptr;
+int di_attend(const di::Cache* cache, int64_t layer, int64_t group, int64_t window, float scale, const di::Step* step,
+              const float* queries, float* y, int threads) {
+  if (const char* why = di::why_not(*cache, INT64_MAX, INT64_MAX, *step)) return di::ended(di::kRefused, why);
+  return di::guarded([&] { di::attend(*cache, layer, group, window, scale, *step, queries, y, threads); });
 }
 
 // Rotates heads [rows, heads, dim] at their positions.
-void di_rope(const float* x, const int64_t* positions, int64_t rows, int64_t heads, int64_t dim,
-             const float* frequencies, float factor, float scale, float* y) {
-  std::vector<float> turns(dim);
-  for (int64_t row = 0; row < rows; ++row) {
-    di::rope_angles(positions[row], frequencies, factor, dim / 2, turns.data());
-    for (int64_t at = row * heads; at < (row + 1) * heads; ++at) {
-      di::rope_rotate(x + at * dim, turns.data(), dim / 2, scale, y + at * dim);
+int di_rope(const float* x, const int64_t* positions, int64_t rows, int64_t heads, int64_t dim,
+            const float* frequencies, float factor, float scale, float* y) {
+  return di::guarded([&] {
+    std::vector<float> turns(dim);
+    for (int64_t row = 0; row < rows; ++row) {
+      di::rope_angles(positions[row], frequencies, factor, dim / 2, turns.data());
+      for (int64_t at = row * heads; at < (row + 1) * heads; ++at) {
+        di::rope_rotate(x + at * dim, turns.data(), dim / 2, scale, y + at * dim);
+      }
     }
-  }
+  });
 }
 
 }  // extern "C"

@@ -1,4 +1,4 @@
-// What Python calls of pack.h, rows.h and linear.h. Sizes are checked there.
+// What Python calls of pack.h, rows.h and linear.h. Sizes are checked there; what gives no status throws nothing.
 #pragma once
 
 #include <atomic>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "linear.h"
+#include "status.h"
 
 namespace di {
 
@@ -16,10 +17,9 @@ inline void run_on_threads(int64_t tasks, int threads, F f) {
   const auto work = [&] {
     for (int64_t task; (task = next.fetch_add(1)) < tasks;) f(task);
   };
-  std::vector<std::thread> others;
+  std::vector<std::jthread> others;  // joined here, also if one of them cannot be started
   for (int i = 1; i < threads; ++i) others.emplace_back(work);
   work();
-  for (std::thread& other : others) other.join();
 }
 
 }  // namespace di
@@ -41,13 +41,15 @@ void di_prepare(int compute, const float* x, int64_t rows, int64_t in, void* inp
   for (int64_t r = 0; r < rows; ++r) di::prepare_row(form, x + r * in, in, static_cast<char*>(inputs) + r * stride);
 }
 // y [rows, out] of prepared inputs.
-void di_linear(int kind, int compute, int64_t out, int64_t in, const void* data, const float* bias,
-                      const void* inputs, int64_t rows, float* y, int threads) {
+int di_linear(int kind, int compute, int64_t out, int64_t in, const void* data, const float* bias, const void* inputs,
+              int64_t rows, float* y, int threads) {
   const di::Matrix m{kind, static_cast<di::Compute>(compute), out, in, data, bias};
   const int64_t tiles = di::tiles(m), blocks = (rows + di::kRows - 1) / di::kRows;
-  di::run_on_threads(tiles * blocks, threads, [&](int64_t task) {
-    const int64_t row0 = task / tiles * di::kRows, left = rows - row0;
-    di::matmul_tile(m, inputs, row0, left < di::kRows ? left : di::kRows, task % tiles, y, out);
+  return di::guarded([&] {
+    di::run_on_threads(tiles * blocks, threads, [&](int64_t task) {
+      const int64_t row0 = task / tiles * di::kRows, left = rows - row0;
+      di::matmul_tile(m, inputs, row0, left < di::kRows ? left : di::kRows, task % tiles, y, out);
+    });
   });
 }
 void di_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t n, float* y) {

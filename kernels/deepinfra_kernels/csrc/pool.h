@@ -12,7 +12,10 @@
 #include <chrono>
 #include <climits>
 #include <cstdint>
+#include <exception>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace di {
@@ -21,23 +24,26 @@ class Pool {
  public:
   // `threads` with the caller, who is thread 0.
   explicit Pool(int threads) : threads_(threads < 1 ? 1 : threads) {
-    for (int thread = 1; thread < threads_; ++thread) workers_.emplace_back([this, thread] { serve(thread); });
+    try {
+      for (int thread = 1; thread < threads_; ++thread) workers_.emplace_back([this, thread] { serve(thread); });
+    } catch (...) {  // there are no more threads to be had
+      end();
+      throw;
+    }
   }
 
-  ~Pool() {
-    stop_.store(true);
-    wake();
-    for (auto& worker : workers_) worker.join();
-  }
+  ~Pool() { end(); }
 
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
   int threads() const { return threads_; }
 
-  // Calls f(task, thread) for every task, in any order; returns when all are done. One caller at a time.
+  // Calls f(task, thread) for every task, in any order; returns when all are done. One caller at a time. What a task
+  // throws is thrown here, once the others are done.
   template <class F>
   void run(int64_t tasks, F f) {
+    if (tasks > kMostTasks) throw std::invalid_argument("there are more tasks than a pool takes");
     struct One {
       F& f;
       int64_t tasks;
@@ -47,7 +53,7 @@ class Pool {
     run_phases(1, one);
   }
 
-  // Phases in order, each after all tasks of the one before. `work.begin(phase)` gives the number of tasks (under 2^24)
+  // Phases in order, each after all tasks of the one before. `work.begin(phase)` gives the number of tasks, throws nothing
   // and is called by one thread while no task runs; `work.task(phase, task, thread)` computes one. Up to 65 535 phases.
   template <class Work>
   void run_phases(int64_t phases, Work& work) {
@@ -61,7 +67,13 @@ class Pool {
     advance(0);
     if (threads_ > 1) wake();
     take_part(0);
+    if (failed_.load(std::memory_order_relaxed)) {
+      failed_.store(false, std::memory_order_relaxed);
+      std::rethrow_exception(std::exchange(error_, nullptr));
+    }
   }
+
+  static constexpr int64_t kMostTasks = (1 << 24) - 1;  // of a phase
 
  private:
   // One word says which phase, how many tasks it has, and which is next, so that whoever takes a number knows without
@@ -95,7 +107,11 @@ class Pool {
         const uint64_t ticket = next_.fetch_add(1, std::memory_order_acq_rel);
         if (good(ticket)) {
           const int64_t phase = int64_t(ticket >> (2 * kBits));
-          task_(work_, phase, int64_t(ticket & kMask), thread);
+          try {
+            task_(work_, phase, int64_t(ticket & kMask), thread);
+          } catch (...) {
+            if (!failed_.exchange(true)) error_ = std::current_exception();
+          }
           if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) advance(phase + 1);
           spins = 0;
           continue;
@@ -107,6 +123,12 @@ class Pool {
         sched_yield();
       }
     }
+  }
+
+  void end() {
+    stop_.store(true);
+    wake();
+    for (auto& worker : workers_) worker.join();
   }
 
   void serve(int thread) {
@@ -141,6 +163,8 @@ class Pool {
   alignas(64) std::atomic<uint32_t> generation_{0};
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;  // of the first task that threw
   std::vector<std::thread> workers_;
 };
 

@@ -448,7 +448,11 @@ inline void sample_row(const float* row, int64_t vocab, Draw& draw, int64_t* ids
     if (!std::isfinite(greedy.value)) return;
     if (draw.heat > 0) {
         Filter filter{.best = greedy.value, .heat = float(draw.heat)};
-        cutter.cut(row, vocab, draw.top_k, draw.top_p, filter);
+        if (filter.heat > 0 && std::isfinite(filter.heat)) {
+            cutter.cut(row, vocab, draw.top_k, draw.top_p, filter);
+        } else {  // quotients would be no numbers, which cannot be sorted
+            filter.sure = false;
+        }
         filter.least = draw.least;
         if (std::isfinite(draw.least)) {  // generous: `keeps` is exact
             const double floor = double(greedy.value) + draw.least * draw.heat;

@@ -6,6 +6,7 @@
 
 #include "pool.h"
 #include "sample.h"
+#include "status.h"
 
 namespace di::sampling {
 
@@ -38,14 +39,18 @@ class Sampler {
 
 extern "C" {
 
-void* di_sampler_new(int threads) { return new di::sampling::Sampler(threads); }
+int di_sampler_new(int threads, void** sampler) {
+    return di::guarded([&] { *sampler = new di::sampling::Sampler(threads); });
+}
 void di_sampler_free(void* sampler) { delete static_cast<di::sampling::Sampler*>(sampler); }
 
 // Draws a token for every row of `logits` [rows, vocab], which begin `stride` floats apart. Row r's likeliest tokens go
 // to ids and values [rows, most].
-void di_sample(void* sampler, const float* logits, int64_t rows, int64_t stride, int64_t vocab,
-               di::sampling::Draw* draws, int64_t most, int64_t* ids, float* values) {
-    static_cast<di::sampling::Sampler*>(sampler)->sample(logits, rows, stride, vocab, draws, most, ids, values);
+int di_sample(void* sampler, const float* logits, int64_t rows, int64_t stride, int64_t vocab,
+              di::sampling::Draw* draws, int64_t most, int64_t* ids, float* values) {
+    return di::guarded([&] {
+        static_cast<di::sampling::Sampler*>(sampler)->sample(logits, rows, stride, vocab, draws, most, ids, values);
+    });
 }
 
 }  // extern "C"
