@@ -39,6 +39,10 @@ _KEPT: Final = 16
 _PATIENCE_S: Final = 600.0
 """Given to a compiler, beside whom others may wait; it takes half a minute."""
 
+_BUILDING: Final = "build-"
+_WRITING: Final = "part-"
+"""How names of a folder and a file under way begin; both are made with the lock of the cache."""
+
 _SHOWN: Final = 6
 """Lines of a compiler's complaint that an error carries; the first ones say what is wrong."""
 
@@ -76,8 +80,9 @@ def build(
         if intact(target):
             return target
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / f"{stem}.lock"):
+        with _locked(cache):
             if not intact(target):
+                _clear(cache)
                 tell(f"building the {path} kernels with {program}, once")
                 _compile(program, path, target)
                 _forget_old(cache)
@@ -145,12 +150,13 @@ def _version(program: Path, cache: Path) -> str:
         raise BuildError(f"{program} --version failed: {_first_lines(said.stderr)}")
     with suppress(OSError):  # a folder that cannot be written may hold a library all the same
         cache.mkdir(parents=True, exist_ok=True)
-        _publish(version.encode(), note)
+        with _locked(cache):
+            _publish(version.encode(), note)
     return version
 
 
 def _compile(program: str, path: str, target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=_BUILDING) as folder:
         made = Path(folder) / "library.so"
         flags = (*_FLAGS, *_PATH_FLAGS[path])
         said = _run([program, *flags, "-o", str(made), str(_SOURCES / "library.cpp")])
@@ -170,8 +176,8 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _publish(data: bytes, target: Path) -> None:
-    """Writes a file that appears whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix="part-")
+    """Writes a file that appears whole or not at all; with the folder's lock."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=_WRITING)
     try:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(handle, 0o644)  # to be run by others who share the folder
@@ -181,6 +187,16 @@ def _publish(data: bytes, target: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
+def _clear(cache: Path) -> None:
+    """Deletes what builds left that were killed; with the folder's lock, so that nobody is at it."""
+    for name in (_BUILDING, _WRITING):
+        for left in cache.glob(f"{name}*"):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
 def _forget_old(cache: Path) -> None:
     libraries = sorted(cache.glob("*.so"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
     for file in libraries[_KEPT:]:
@@ -188,9 +204,9 @@ def _forget_old(cache: Path) -> None:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Holds a lock against other processes and threads; the kernel drops it when its holder dies."""
-    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _locked(cache: Path) -> Iterator[None]:
+    """Holds a folder against other processes and threads; the kernel lets go of it when its holder dies."""
+    handle = os.open(cache / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

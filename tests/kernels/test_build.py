@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -129,6 +130,27 @@ def test_of_two_builders_at_once_one_builds(
     assert len(files) == 1
     assert starts(tmp_path) == before + 1
     assert answer(files.pop()) == 42
+
+
+def test_what_killed_builds_left_is_deleted_by_the_next_one(
+    sources: Path, cache: Path, compiler: Callable[[str], str], tmp_path: Path
+) -> None:
+    script = (
+        "import sys; from pathlib import Path; from deepinfra_kernels import build as b\n"
+        "b._SOURCES = Path(sys.argv[1]); b.build('avx512', Path(sys.argv[2]), compiler=sys.argv[3])"
+    )
+    os.mkfifo(tmp_path / "begun")
+    stuck = compiler(f'[ "$1" = --version ] || {{ echo $$ > {tmp_path}/begun; exec sleep 600; }}')
+    builder = subprocess.Popen([sys.executable, "-c", script, str(sources), str(cache), stuck])
+    compiling = int((tmp_path / "begun").read_text())
+    builder.kill()
+    builder.wait()
+    os.kill(compiling, signal.SIGKILL)
+    (cache / "part-of-a-library").write_bytes(b"half")
+    assert list(cache.glob("build-*"))
+    assert answer(build("avx2", cache)) == 42  # of another path
+    assert not list(cache.glob("build-*"))
+    assert not list(cache.glob("part-*"))
 
 
 def test_a_builder_in_another_process_is_waited_for(sources: Path, cache: Path) -> None:
