@@ -126,12 +126,11 @@ class Exchange:
         explanation = self._streams[0].explanation
         if explanation is not None and self._record.key == "-":  # without keys, callers share a tenant with anybody
             explanation = explanation.without_text()
-        receipts = [receipt for stream in self._streams if (receipt := stream.receipt) is not None]
         return Extension(
             seed=self._streams[0].seed,
             cached=self._usage.cached,
             explanation=explanation,
-            receipt=joined(receipts) if receipts else None,
+            receipt=joined([stream.receipt for stream in self._streams]),
         )
 
     async def _deliver(self) -> None:

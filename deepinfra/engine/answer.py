@@ -248,8 +248,16 @@ class Answer:
         """What a receipt says of it; `None` unless it is complete."""
         if self._reason is None:
             return None
-        digest = "" if self._logprob_digest is None else self._logprob_digest.hex()
-        return Answered(tokens=tuple(self._ids), finish=self._reason, stop=self._stops.stopped or "", logprobs=digest)
+        return Answered(
+            tokens=tuple(self._ids),
+            finish=self._reason,
+            stop=self._stops.stopped or "",
+            logprobs=self.logprobs_digest(len(self._ids)),
+        )
+
+    def logprobs_digest(self, tokens: int) -> str:
+        """Digest of the log-probabilities of its first tokens; empty where there is none."""
+        return "" if self._logprob_digest is None else self._logprob_digest.hex(tokens)
 
     @property
     def _limited_by_context(self) -> bool:

@@ -227,9 +227,12 @@ class Engine(AsyncContextManagerMixin):
                 public = await self._public.shared(prompt.ids, given.now)
             stream, answers = self._answers(request, prompt, arrived, public)
             if request.receipt:
-                check_tellable(request.sampling)
+                check_tellable(request, prompt)
                 await self._receipts.prepare(self._offload)
-                stream.certify(lambda: self._receipts.write(request, stream, answers))
+                stream.certify(
+                    lambda: self._receipts.write(request, stream, answers),
+                    lambda choice, tokens: answers[choice].logprobs_digest(tokens),
+                )
             for answer in answers:
                 scope: anyio.CancelScope = await self._tasks.start(self._drive, answer)
                 scopes.append(scope)

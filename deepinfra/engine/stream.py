@@ -120,6 +120,7 @@ class Stream:
         self.explanation: Explanation | None = None
         self._mailbox = mailbox
         self._receipt: Callable[[], Receipt | None] = lambda: None
+        self._logprobs: Callable[[int, int], str] = lambda choice, tokens: ""
         self._usage: dict[int, Callable[[], Usage]] = {}
         self._open = n
 
@@ -147,9 +148,13 @@ class Stream:
         """See the class."""
         return None if self._open else self._receipt()
 
-    def certify(self, receipt: Callable[[], Receipt | None]) -> None:
-        """Note who writes the receipt; called by the engine."""
-        self._receipt = receipt
+    def logprobs_digest(self, choice: int, tokens: int) -> str:
+        """What a receipt would say of the log-probabilities of a choice's first `tokens`; empty if it says nothing."""
+        return self._logprobs(choice, tokens)
+
+    def certify(self, receipt: Callable[[], Receipt | None], logprobs: Callable[[int, int], str]) -> None:
+        """Note who writes the receipt, and who knows digests; called by the engine."""
+        self._receipt, self._logprobs = receipt, logprobs
 
     def count(self, choice: int, usage: Callable[[], Usage]) -> None:
         """Note who knows a choice's tokens so far; called by the engine."""

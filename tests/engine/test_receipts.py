@@ -363,7 +363,7 @@ async def test_media_are_not_in_a_receipt() -> None:
 
 async def test_what_no_longer_fits_fails_with_the_engines_sentence() -> None:
     async with engine() as one:
-        receipt = await certified(one, asked(max_tokens=100))
+        receipt = await certified(one, asked(max_tokens=100, ignore_eos=True))
     async with engine(num_blocks=4) as small:
         outcome = await replay(small, receipt)
     assert outcome.verdict == "failed"
@@ -375,3 +375,92 @@ async def test_an_engine_that_nobody_entered_replays_nothing() -> None:
         receipt = await certified(one, asked())
     with pytest.raises(EngineNotRunningError):
         await replay(engine(), receipt)
+
+
+# -- at the edges -------------------------------------------------------------------------------------
+
+
+async def test_an_answer_of_no_token_is_told_and_computed_again() -> None:
+    """A constraint that nothing meets already, and no id that could say so."""
+    prompt = Prompt(ids=PROMPT, stop_ids=frozenset(), start="raw", constraint=Constraint(kind="regex", source="(ab)?"))
+    empty = Prompt(ids=PROMPT, stop_ids=frozenset(), start="raw", constraint=Constraint(kind="regex", source=""))
+    async with engine() as one:
+        for given, logprobs in ((empty, None), (empty, 2), (prompt, 2)):
+            receipt = await certified(one, asked(input=given, n=2, sampling=SamplingParams(logprobs=logprobs)))
+            outcome = await replay(one, receipt)
+            assert (outcome.verdict, outcome.why) == ("same", "")
+            assert all(each.logprobs is (None if logprobs is None else True) for each in outcome.answers)
+            if given is empty:
+                assert [answer.tokens for answer in receipt.requests[0].answers] == [(), ()]
+
+
+class Sampling(ToyExecutor):
+    """A toy that says it does what it does not: parameters of sampling."""
+
+    @property
+    def provides(self) -> frozenset[str]:
+        return super().provides | {"sampling"}
+
+
+async def test_numbers_of_any_size_are_told_readably() -> None:
+    sampling = SamplingParams(logit_bias=((3, 1e7), (4, -1.7e308)), temperature=1e9, frequency_penalty=-1e30)
+    async with Engine(TinyRecipe(), Pool(Fcfs(), Sampling(num_blocks=64))) as one:
+        receipt = await certified(one, asked(sampling=sampling))
+        assert receipt.requests[0].sampling.params == sampling
+        assert (await replay(one, receipt)).verdict == "same"
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("logit_bias.3", {"sampling": SamplingParams(logit_bias=((3, float("nan")),))}),
+        ("temperature", {"sampling": SamplingParams(temperature=float("inf"))}),
+        ("presence_penalty", {"sampling": SamplingParams(presence_penalty=float("nan"))}),
+        ("top_k", {"sampling": SamplingParams(top_k=2**40)}),
+        ("top_p", {"sampling": SamplingParams(top_p=1.5)}),
+        ("stop", {"stop": tuple(map(str, range(2000)))}),
+        ("stop[0]", {"stop": ("x" * 70_000,)}),
+    ],
+)
+async def test_what_could_not_be_read_again_is_refused_by_name(param: str, fields: dict[str, Any]) -> None:
+    async with Engine(TinyRecipe(), Pool(Fcfs(), Sampling(num_blocks=64))) as one:
+        with pytest.raises(RequestError, match="a receipt cannot hold") as caught:
+            await certified(one, asked(**fields))
+        assert caught.value.param == param
+        async with one.generate(asked(**fields, receipt=False)) as stream:
+            assert [event async for event in stream if isinstance(event, Finished)]
+
+
+async def test_answers_of_many_lengths_are_computed_once_each() -> None:
+    async with engine(num_blocks=512) as one:
+        request = asked(n=12, seed=5, max_tokens=60, stop=("e", "a", "t"), sampling=SamplingParams(logprobs=1))
+        receipt = await certified(one, request)
+        lengths = [len(answer.tokens) for answer in receipt.requests[0].answers]
+        before = one.stats().generated_tokens
+        outcome = await replay(one, receipt)
+        computed = one.stats().generated_tokens - before
+    assert len(set(lengths)) > 4
+    assert (outcome.verdict, {each.logprobs for each in outcome.answers}) == ("same", {True})
+    assert computed <= 12 * max(lengths)
+
+
+async def test_another_logprob_of_any_answer_is_seen() -> None:
+    async with engine() as one:
+        receipt = await certified(one, asked(n=3, seed=5, sampling=SamplingParams(logprobs=1)))
+        (request,) = receipt.requests
+        for index, answer in enumerate(request.answers):
+            altered = [*request.answers]
+            altered[index] = msgspec.structs.replace(answer, logprobs="0" * 64)
+            changed = msgspec.structs.replace(request, answers=tuple(altered))
+            outcome = await replay(one, sealed(msgspec.structs.replace(receipt, requests=(changed,))))
+            assert outcome.verdict == "differs"
+            assert [each.logprobs for each in outcome.answers] == [each != index for each in range(3)]
+
+
+async def test_a_call_of_several_prompts_has_a_receipt_of_all_or_none() -> None:
+    async with engine() as one:
+        receipt = await certified(one, asked())
+    assert joined([receipt]) is receipt
+    assert joined([receipt, None]) is None
+    assert joined([None]) is None
+    assert joined([]) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,8 +21,8 @@ VERSION = 1
 
 Word: TypeAlias = Annotated[str, Meta(max_length=1024)]
 Token: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
-Tokens: TypeAlias = Annotated[tuple[Token, ...], Meta(min_length=1, max_length=2**23)]
-Number: TypeAlias = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Tokens: TypeAlias = Annotated[tuple[Token, ...], Meta(max_length=2**23)]
+Number: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -60,7 +61,7 @@ class ExecutorFacts(_Record, frozen=True):
 class Drawn(_Record, frozen=True):
     """`SamplingParams`, which say what each means."""
 
-    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=sys.float_info.max)] = 1.0
     top_k: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     top_p: Share = 1.0
     min_p: Share = 0.0
@@ -97,7 +98,8 @@ class Answered(_Record, frozen=True):
     """One answer.
 
     Attributes:
-        tokens: All ids that were generated, one that ended the answer included.
+        tokens: All ids that were generated, one that ended the answer included; none where a constraint was
+            met at once.
         finish: Why it ended.
         stop: The stop string that ended it.
         logprobs: SHA-256 over the logarithms of the probabilities that were told, if any were.
@@ -125,7 +127,7 @@ class Asked(_Record, frozen=True):
         approximate: Cached KV or windows were an approximation: nothing is promised then.
     """
 
-    prompt: Tokens
+    prompt: Annotated[Tokens, Meta(min_length=1)]
     seed: Annotated[str, Meta(pattern=r"^[0-9]{1,20}\Z")]
     max_tokens: Annotated[int, Meta(ge=1, lt=2**31)]
     answers: Annotated[tuple[Answered, ...], Meta(min_length=1, max_length=65_536)]

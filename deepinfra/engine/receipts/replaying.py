@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import msgspec
+
 from deepinfra.core.events import Failed
 from deepinfra.core.request import GenerateRequest, Prompt
 from deepinfra.engine.receipts.record import Answered, Asked, ExecutorFacts, Receipt
@@ -101,14 +103,11 @@ async def replay(engine: Engine, receipt: Receipt, *, anyway: bool = False) -> O
     answers: list[Compared] = []
     try:
         for number, asked in enumerate(receipt.requests):
-            for length, choices in _runs(asked).items():
-                made = await _computed(engine, asked, length, max(choices) + 1)
-                for choice in choices:
-                    pair = asked.answers[choice], made[choice]
-                    answers.append(_compared(number, choice, *pair, engine.recipe.tokenizer))
+            made = await _computed(engine, asked)
+            for choice, pair in enumerate(zip(asked.answers, made, strict=True)):
+                answers.append(_compared(number, choice, *pair, engine.recipe.tokenizer))
     except (RequestError, Overloaded, _Failed) as error:
         return Outcome(verdict="failed", obstacles=obstacles, alike=alike, answers=tuple(answers), why=str(error))
-    answers.sort(key=lambda each: (each.request, each.choice))
     approximate = any(asked.approximate for asked in receipt.requests)
     promised = receipt.invariant and not approximate and not obstacles
     same = all(each.at is None and not (promised and each.logprobs is False) for each in answers)
@@ -143,22 +142,9 @@ def _told(executors: Iterable[ExecutorFacts], name: str) -> str:
     return "; ".join(sorted({getattr(executor, name) for executor in executors}))
 
 
-def _runs(asked: Asked) -> dict[int, list[int]]:
-    """Choices by how many tokens are computed for them: as many as the longest one had, so that one run does.
-
-    A digest of log-probabilities is over all that were computed, so that there one which a stop string ended has a run
-    to its own length.
-    """
-    longest = max(len(answer.tokens) for answer in asked.answers)
-    runs: dict[int, list[int]] = {}
-    for choice, answer in enumerate(asked.answers):
-        ends_itself = answer.tokens[-1] in asked.stop_ids
-        exact = asked.sampling.logprobs is not None and not ends_itself
-        runs.setdefault(len(answer.tokens) if exact else longest, []).append(choice)
-    return runs
-
-
-async def _computed(engine: Engine, asked: Asked, max_tokens: int, n: int) -> Sequence[Answered]:
+async def _computed(engine: Engine, asked: Asked) -> list[Answered]:
+    """The answers in one run, all as long as the longest one was, and cut to the length that each had."""
+    lengths = [len(answer.tokens) for answer in asked.answers]
     prompt = Prompt(
         ids=asked.prompt,
         stop_ids=frozenset(asked.stop_ids),
@@ -168,9 +154,9 @@ async def _computed(engine: Engine, asked: Asked, max_tokens: int, n: int) -> Se
     request = GenerateRequest(
         input=prompt,
         sampling=asked.sampling.params,
-        n=n,
+        n=len(lengths),
         seed=int(asked.seed),
-        max_tokens=max_tokens,
+        max_tokens=max(1, *lengths),
         receipt=True,
     )
     async with engine.generate(request) as stream:
@@ -179,11 +165,17 @@ async def _computed(engine: Engine, asked: Asked, max_tokens: int, n: int) -> Se
                 raise _Failed(event.message)
         receipt = stream.receipt
     assert receipt is not None, "every answer is complete"
-    return receipt.requests[0].answers
+    made = zip(receipt.requests[0].answers, lengths, strict=True)
+    return [
+        msgspec.structs.replace(
+            answer, tokens=answer.tokens[:length], logprobs=answer.logprobs and stream.logprobs_digest(choice, length)
+        )
+        for choice, (answer, length) in enumerate(made)
+    ]
 
 
 def _compared(number: int, choice: int, recorded: Answered, made: Answered, tokenizer: Tokenizer) -> Compared:
-    one, other = recorded.tokens, made.tokens[: len(recorded.tokens)]
+    one, other = recorded.tokens, made.tokens
     told = Compared(request=number, choice=choice, tokens=len(one))
     if one == other:
         return replace(told, logprobs=recorded.logprobs == made.logprobs if recorded.logprobs else None)

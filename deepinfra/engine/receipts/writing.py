@@ -12,10 +12,10 @@ import msgspec
 
 from deepinfra.core.conversation import JsonValue
 from deepinfra.core.events import TokenLogprobs
-from deepinfra.core.request import GenerateRequest
-from deepinfra.core.sampling import SamplingParams
+from deepinfra.core.request import GenerateRequest, Prompt
 from deepinfra.engine.receipts.record import (
     VERSION,
+    Answered,
     Asked,
     Demanded,
     Drawn,
@@ -37,31 +37,53 @@ __all__ = ("LogprobDigest", "Receipts", "check_tellable", "joined", "receipt_jso
 
 
 class LogprobDigest:
-    """SHA-256 over log-probabilities as they are told, token by token: two answers with one digest have the same."""
+    """SHA-256 over log-probabilities as they are told, token by token: two answers with one digest have the same.
+
+    It is known behind every token, as a replay computes all answers as long as the longest one was.
+    """
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
+        self._behind = [self._digest.digest()]
 
     def add(self, entries: Sequence[TokenLogprobs]) -> None:
         """Take the entries of further tokens."""
         for entry in entries:
             told = [(entry.token, entry.logprob), *((top.token, top.logprob) for top in entry.top)]
             self._digest.update(struct.pack("<I", len(told)) + b"".join(struct.pack("<qd", *each) for each in told))
+            self._behind.append(self._digest.digest())
 
-    def hex(self) -> str:
-        """What it is by now."""
-        return self._digest.hexdigest()
+    def hex(self, tokens: int | None = None) -> str:
+        """What it is by now, or was behind the first `tokens` of those there are."""
+        return self._behind[-1 if tokens is None else min(tokens, len(self._behind) - 1)].hex()
 
 
-def check_tellable(sampling: SamplingParams) -> None:
-    """Refuse what JSON has no number for.
+def check_tellable(request: GenerateRequest, prompt: Prompt) -> None:
+    """Refuse what a receipt could not be read again with: beyond its limits, or what JSON has no number for.
 
     Raises:
         RequestError: Names it.
     """
-    for token, bias in sampling.logit_bias:
+    for token, bias in request.sampling.logit_bias:
         if not math.isfinite(bias):
             raise RequestError(f"a receipt cannot hold a logit_bias of {bias}", f"logit_bias.{token}")
+    demanded = prompt.constraint
+    asked = Asked(
+        prompt=(0,),
+        seed="0",
+        max_tokens=1,
+        answers=(Answered(tokens=(), finish="stop"),),
+        sampling=Drawn.of(request.sampling),
+        stop_ids=tuple(prompt.stop_ids),
+        stop=request.stop,
+        constraint=None if demanded is None else Demanded(kind=demanded.kind, source=demanded.source),
+    )
+    try:
+        msgspec.convert(msgspec.json.decode(msgspec.json.encode(asked)), Asked)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        name = where.removesuffix("`").removeprefix("sampling.")
+        raise RequestError(f"a receipt cannot hold this {name}: {what}", name) from None
 
 
 class Receipts:
@@ -129,12 +151,15 @@ class Receipts:
         return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
 
-def joined(receipts: Sequence[Receipt]) -> Receipt:
-    """One receipt of several prompts of one call, asked of one engine."""
-    if len(receipts) == 1:
-        return receipts[0]
-    requests = tuple(asked for receipt in receipts for asked in receipt.requests)
-    return _sealed(msgspec.structs.replace(receipts[0], requests=requests))
+def joined(receipts: Sequence[Receipt | None]) -> Receipt | None:
+    """One receipt of several prompts of one call, asked of one engine; of all of them or none."""
+    told = [receipt for receipt in receipts if receipt is not None]
+    if not told or len(told) < len(receipts):
+        return None
+    if len(told) == 1:
+        return told[0]
+    requests = tuple(asked for receipt in told for asked in receipt.requests)
+    return _sealed(msgspec.structs.replace(told[0], requests=requests))
 
 
 def receipt_json(receipt: Receipt) -> dict[str, JsonValue]:
