@@ -162,16 +162,18 @@ class Blueprint:
             ModelError: The model is not there or cannot be used.
         """
         from deepinfra.engine import Engine
+        from deepinfra.models import opened_once
 
-        return Engine(
-            self.recipe.build(),
-            self.pool.build() if self.pool else (),
-            prefill=[pool.build() for pool in self.prefill],
-            decode=[pool.build() for pool in self.decode],
-            name=self.name,
-            client_timeout_s=self.settings.client_timeout_s,
-            public_prefixes=self.public_prefixes,
-        )
+        with opened_once():
+            return Engine(
+                self.recipe.build(),
+                self.pool.build() if self.pool else (),
+                prefill=[pool.build() for pool in self.prefill],
+                decode=[pool.build() for pool in self.decode],
+                name=self.name,
+                client_timeout_s=self.settings.client_timeout_s,
+                public_prefixes=self.public_prefixes,
+            )
 
 
 def resolve(settings: ServerSettings, registry: Registry, provenance: Provenance | None = None) -> Blueprint:

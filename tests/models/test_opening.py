@@ -12,7 +12,7 @@ import pytest
 
 import deepinfra
 from deepinfra.errors import ModelDownloadError, ModelError, ModelNotFoundError
-from deepinfra.models import default_cache_dir, open_model, pull
+from deepinfra.models import default_cache_dir, open_model, opened_once, pull
 
 
 @pytest.mark.parametrize(
@@ -166,3 +166,17 @@ def test_smollm2_opens_and_builds_its_tokenizer_without_delay(smollm2_path: Path
     built = time.process_time()
     assert opened - begin < 1.0
     assert built - opened < 1.5
+
+
+def test_within_opened_once_a_name_opens_once(tiny: Any) -> None:
+    one, other = str(tiny.gguf()), str(tiny.hf_folder())
+    with opened_once():
+        model = open_model(one)
+        assert open_model(one) is model
+        second = open_model(other)
+        assert second is not model
+        assert open_model(other) is second
+        with opened_once():
+            assert open_model(one) is not model
+        assert open_model(one) is model
+    assert open_model(one) is not model

@@ -81,7 +81,7 @@ def load(model: TextModel, source: str | None, date: str | None, cache_chars: in
     whole = None if source is None else family_of(source, {})
     whole = None if whole is None or whole.entries else whole
     harmony = whole is HARMONY
-    vocabulary = load_vocabulary(model, literals, cache_chars, ends=_HARMONY_ENDS if harmony else ())
+    vocabulary = load_vocabulary(model, literals, cache_chars, _HARMONY_ENDS if harmony else (), original)
     version = hashlib.sha256(json.dumps([_RULES, vocabulary.definition, source]).encode()).hexdigest()
     names = frozenset() if template is None else template.names()
     traits = Traits(names=names, literals=literals)

@@ -60,7 +60,11 @@ class Vocabulary:
 
 
 def load_vocabulary(
-    model: TokenizerModel, literals: Iterable[str], cache_chars: int, ends: Iterable[str] = ()
+    model: TokenizerModel,
+    literals: Iterable[str],
+    cache_chars: int,
+    ends: Iterable[str] = (),
+    original: tokenizers.Tokenizer | None = None,
 ) -> Vocabulary:
     """Build it; takes a second or two for a large vocabulary.
 
@@ -69,14 +73,16 @@ def load_vocabulary(
         literals: What the model's template or format writes itself; see `control_tokens`.
         cache_chars: See `SafeEncoder`.
         ends: Spellings of tokens that end an answer besides those the model's files name; control tokens all.
+        original: The model's tokenizer, if it was made already.
 
     Raises:
         ModelError: The tokenizer cannot be used exactly and safely.
     """
-    text, special = model.tokenizer().to_str(), model.special_tokens()
+    original, special = original or model.tokenizer(), model.special_tokens()
+    text = original.to_str()
     definition: dict[str, Any] = json.loads(text)
     control = control_tokens(definition, literals, special.control_ids)
-    encoder = SafeEncoder(definition, control, cache_chars)
+    encoder = SafeEncoder(definition, control, cache_chars, original)
     hidden = {token["id"] for token in definition["added_tokens"] if token["special"]} | special.control_ids
     eos = special.eos_ids | {control[end] for end in ends if end in control}
     tokenizer = SafeTokenizer(encoder, bytes_of_tokens(definition, frozenset(hidden)), eos)

@@ -57,9 +57,9 @@ def bytes_of_tokens(definition: Mapping[str, Any], hidden: frozenset[int]) -> tu
     if "ByteLevel" in kinds:
         alphabet = _byte_alphabet()
         for piece, token in pieces.items():
-            if all(char in alphabet for char in piece):
-                table[token] = bytes(alphabet[char] for char in piece)
-            else:
+            try:
+                table[token] = piece.translate(alphabet).encode("latin-1")
+            except UnicodeEncodeError:  # spelled as it is
                 table[token] = piece.encode()
     elif "Metaspace" in kinds or ("Replace" in kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip"}):
         space = next((step["replacement"] for step in steps if step["type"] == "Metaspace"), "▁")
@@ -83,12 +83,12 @@ def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     return [decoder]
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte.
+def _byte_alphabet() -> dict[int, int]:
+    """The byte that each character stands for, by its number; to those below 256 that stand for none, one above.
 
-    Source: GPT-2's encoder.py (`bytes_to_unicode`).
+    Source: GPT-2's encoder.py (`bytes_to_unicode`), for `str.translate`.
     """
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in shown}
-    hidden = (byte for byte in range(256) if byte not in shown)
-    return alphabet | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+    hidden = [byte for byte in range(256) if byte not in shown]
+    alphabet = dict.fromkeys(hidden, 0xFFFF) | {byte: byte for byte in shown}
+    return alphabet | {256 + index: byte for index, byte in enumerate(hidden)}

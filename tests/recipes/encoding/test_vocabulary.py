@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from deepinfra.errors import InjectionError
-from deepinfra.recipes.encoding.vocabulary import SafeEncoder, _longest_of, control_tokens
+from deepinfra.recipes.encoding.vocabulary import SafeEncoder, _harmless, _longest_of, control_tokens
 from deepinfra.testing.textmodel import TrainedTextModel
 
 MARKERS = ("<s>", "</s>", "<|user|>", "<think>")
@@ -22,13 +22,17 @@ def definition(tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
     return made
 
 
-def encoder(tokenizer: tokenizers.Tokenizer, cache_chars: int = 0) -> SafeEncoder:
+def encoder(
+    tokenizer: tokenizers.Tokenizer, cache_chars: int = 0, original: tokenizers.Tokenizer | None = None
+) -> SafeEncoder:
     data = definition(tokenizer)
-    return SafeEncoder(data, control_tokens(data, (), ()), cache_chars)
+    return SafeEncoder(data, control_tokens(data, (), ()), cache_chars, original)
 
 
 TOKENIZERS = {kind: TrainedTextModel(None, MARKERS, kind=kind).tokenizer() for kind in ("byte-level", "sentencepiece")}
 ENCODERS = {(kind, cache): encoder(made, cache) for kind, made in TOKENIZERS.items() for cache in (0, 10_000)}
+
+SHARING = {kind: encoder(made, 0, made) for kind, made in TOKENIZERS.items()}
 
 texts = st.lists(
     st.sampled_from([*MARKERS, "<|us", "er|>", "<", ">", " ", "\n", "hello", "é日🙂", "\ue0f0", "12"]) | st.text()
@@ -73,6 +77,48 @@ def test_text_makes_no_control_token_and_loses_no_character(key, words) -> None:
     assert not ENCODERS[key].control_ids.intersection(ids)
     if key[0] == "byte-level":
         assert TOKENIZERS[key[0]].decode(ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("kind", sorted(TOKENIZERS))
+@settings(max_examples=150)
+@given(parts=st.lists(st.tuples(texts, st.sampled_from(MARKERS)), max_size=4), last=texts)
+def test_an_encoder_that_shares_the_models_merges_gives_the_ids_of_one_with_its_own(kind, parts, last) -> None:
+    text, ranges = "", []
+    for words, marker in parts:
+        text += "".join(words)
+        ranges.append((len(text), len(text) + len(marker)))
+        text += marker
+    text += "".join(last)
+    assert SHARING[kind].encode(text, ranges) == ENCODERS[kind, 0].encode(text, ranges)
+
+
+@pytest.mark.parametrize(
+    ("change", "shared"),
+    [
+        ({}, True),
+        ({"ignore_merges": True}, False),
+        ({"end_of_word_suffix": "</w>"}, False),
+        ({"merges": [["<", "s>"]]}, False),
+        ({"merges": ["< s>"]}, False),
+        ({"vocab": {"<": 0, "s>": 1, "<s>": 9}}, False),
+        ({"type": "Unigram", "vocab": [["<s>", 0.0]]}, False),
+    ],
+)
+def test_merges_are_shared_where_they_cannot_make_a_control_token_of_text(change, shared) -> None:
+    model = {"type": "BPE", "ignore_merges": False, "vocab": {"<": 0, "s>": 1, "<s>": 2}, "merges": [["<", "s"]]}
+    assert _harmless(model | change, {"<s>": 2}) == shared
+    assert not _harmless(model, {"<": 0})
+    assert not _harmless(model, {"<0x0A>": 3})
+
+
+def test_an_added_token_beyond_the_vocabulary_keeps_its_id_where_merges_are_shared() -> None:
+    tokenizer = TrainedTextModel(None, MARKERS).tokenizer()
+    tokenizer.add_tokens([AddedToken("<extra>", normalized=False), AddedToken("plainword", normalized=False)])
+    made = encoder(tokenizer, 0, tokenizer)
+    text = "some plainword <extra>"
+    wanted = tokenizer.encode(text, add_special_tokens=False).ids
+    ids, positions = made.encode(text, [(15, 22)])
+    assert (ids, positions) == (wanted, [len(wanted) - 1])
 
 
 def test_the_cache_is_off_where_text_depends_on_its_neighbours() -> None:
