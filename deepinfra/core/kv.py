@@ -57,7 +57,7 @@ class Namespace:
         recipe: Tokenizer and recipe version.
         kv_dtype: Element type of the KV.
         layout: `KVLayout.fingerprint`.
-        numerics: Mode that changes bits (`ordinary`, `batch-invariant`) and the replay mode.
+        numerics: Mode and form of computing that change what it is worth (`ordinary stored`), and the replay mode.
         tenant: Salt of the tenant; `public` is a tenant like any other.
         salt: What a client narrows it by: part of a tenant's prompts that shares nothing with the rest.
     """

@@ -10,7 +10,8 @@ __all__ = ("Computing", "ExecutorIdentity", "ExecutorLimits")
 class ExecutorIdentity(NamedTuple):
     """What decides the bits an executor writes: goes into every KV namespace.
 
-    `weights` is a fingerprint of content, never a path; `numerics` names modes that change bits.
+    `weights` is a fingerprint of content, never a path; `numerics` names modes and forms of computing that change what
+    the bits are worth, or, where bits are promised, all that decides them.
     """
 
     model: str

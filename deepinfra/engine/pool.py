@@ -184,7 +184,7 @@ class Pool(AsyncContextManagerMixin):
             try:
                 with collapsed():
                     async with self.executor, anyio.create_task_group() as tasks:
-                        self.limits, self.computing = self.executor.limits, self.executor.computing
+                        self.limits, self.computing, self._kin = self.executor.limits, self.executor.computing, None
                         self._windows = window_plan(self.executor.layout, self.replay, self.limits.grid)
                         self._stepper = stepper = self._new_stepper(tasks)
                         if self._saver is not None:

@@ -106,7 +106,10 @@ class Executor(Component):
     @property
     @abstractmethod
     def identity(self) -> ExecutorIdentity:
-        """What decides the bits it writes."""
+        """What decides what it writes: the same before, inside and after `async with`.
+
+        Only `numerics` may be others inside, if something else computes than could be known before.
+        """
 
     @property
     def computing(self) -> Computing:

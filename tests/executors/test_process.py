@@ -21,6 +21,7 @@ from deepinfra.core.sampling import SamplingParams
 from deepinfra.core.step import SeqOpen, StepPlan, WorkItem
 from deepinfra.engine import Engine, Pool
 from deepinfra.engine.receipts import Obstacle, replay
+from deepinfra.engine.sources import namespace_of
 from deepinfra.errors import ExecutorLost, ModelError, StepFailed, UnsupportedModelError
 from deepinfra.executors.process import ProcessExecutor
 from deepinfra.executors.toy import ToyExecutor
@@ -180,6 +181,21 @@ async def test_how_it_computes_is_what_the_child_says() -> None:
     async with process() as executor:
         assert executor.computing.path == "child"
         assert executor.computing.dtype == executor.identity.kv_dtype
+
+
+async def test_numerics_of_a_child_that_falls_back_are_its_own_while_it_runs() -> None:
+    executor = process("falls-back")
+    assert executor.identity.numerics == "ordinary"
+    async with executor:
+        assert executor.identity == ToyExecutor().identity._replace(numerics="ordinary slow")
+        assert namespace_of(executor, "r", "t").numerics == "ordinary slow"
+    assert executor.identity.numerics == "ordinary"
+
+
+async def test_a_child_of_other_weights_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"runs .* was expected; restart the server"):
+        async with process(child={"seed": 5}):
+            pass
 
 
 async def test_a_receipt_says_what_the_child_is_and_is_replayed_by_another_child() -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from deepinfra.core.model import Computing
+from deepinfra.core.model import Computing, ExecutorIdentity
 from deepinfra.core.step import StepPlan
 from deepinfra.errors import ExecutorLost, UnsupportedModelError
 from deepinfra.executors.process import serve_child
@@ -21,6 +21,11 @@ class FaultyToy(ToyExecutor):
     def __init__(self, fault: str, at: int, **options: int) -> None:
         super().__init__(**options)
         self.fault, self.at = fault, at
+
+    @property
+    def identity(self) -> ExecutorIdentity:
+        numerics = "ordinary slow" if self.fault == "falls-back" else super().identity.numerics
+        return super().identity._replace(numerics=numerics)
 
     @property
     def computing(self) -> Computing:

@@ -37,7 +37,7 @@ class ExecutorFacts(_Record, frozen=True):
         weights: Fingerprint of the weights' content.
         adapter: Of an adapter; empty for none.
         kv_dtype: Element type of the KV.
-        numerics: Mode that changes bits.
+        numerics: Mode and form of computing, as they stand in the names of its KV.
         dtype: Element type in which activations enter products.
         form: Form in which weights are multiplied.
         path: Whose kernels ran.

@@ -70,6 +70,7 @@ class ProcessExecutor(Executor):
         self._inner, self._command, self._num_slots = inner, tuple(command), num_slots
         self._step_timeout_s, self._start_timeout_s = step_timeout_s, start_timeout_s
         self.depth = inner.depth
+        self._identity: ExecutorIdentity | None = None
 
     @property
     def provides(self) -> frozenset[str]:
@@ -83,8 +84,8 @@ class ProcessExecutor(Executor):
 
     @property
     def identity(self) -> ExecutorIdentity:
-        """See `Executor.identity`."""
-        return self._inner.identity
+        """See `Executor.identity`; inside, as the child reported it."""
+        return self._identity or self._inner.identity
 
     @property
     def computing(self) -> Computing:
@@ -124,11 +125,13 @@ class ProcessExecutor(Executor):
                 ready = await child.start(self._start_timeout_s)
                 self._check(ready)
                 self._limits, self._computing, self._child = ready.limits, ready.computing, child
+                self._identity = ready.identity
                 self._memory = _SharedSlots(child, staging, stride)
                 try:
                     async with child.running():
                         yield self
                 finally:
+                    self._identity = None
                     del self._limits, self._computing, self._child, self._memory
 
     def submit(self, plan: StepPlan) -> StepHandle:
@@ -136,8 +139,11 @@ class ProcessExecutor(Executor):
         return self._child.submit(plan)
 
     def _check(self, ready: Ready) -> None:
-        """Refuse a child that built something else: its files may have changed since `inner` read them."""
-        theirs = (ready.identity, ready.layout, ready.provides)
+        """Refuse a child that built something else: its files may have changed since `inner` read them.
+
+        Numerics may be others, where what was hoped for cannot be built over there.
+        """
+        theirs = (ready.identity._replace(numerics=self.identity.numerics), ready.layout, ready.provides)
         ours = (self.identity, self.layout, self.provides)
         for their, our in zip(theirs, ours, strict=True):
             if their != our:

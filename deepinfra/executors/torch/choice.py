@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -128,11 +129,20 @@ def invariant(choice: Choice) -> Choice:
     return replace(choice, paths=choice.paths[:1], invariant=True)
 
 
-def numerics(choice: Choice) -> str:
-    """What decides an invariant choice's bits beside weights and types: one text for each, and so KV of its own."""
+def numerics(choice: Choice, config: DecoderConfig) -> str:
+    """What decides what KV is worth beside weights and types: one text for each, and so KV of its own.
+
+    Ordinary KV has no promised bits: paths share it where they multiply the same numbers, but with stored weights
+    activations are rounded to 8 bits, and KV is another approximation of the model's. An invariant one names all that
+    its bits depend on: kernels, and inverse frequencies, which numpy does not compute alike on all processors. No
+    compiler and no C library: kernels fix each operation and its order, and call nothing that KV depends on.
+    """
+    if not choice.invariant:
+        return f"ordinary {choice.weights}"
     from deepinfra_kernels.build import fingerprint
 
-    return f"batch-invariant {choice.path} {choice.weights} {fingerprint(choice.path)}"
+    angles = hashlib.sha256(config.rope.inv_freq.tobytes()).hexdigest()[:8]
+    return f"batch-invariant {choice.path} {choice.weights} {fingerprint(choice.path)} {angles}"
 
 
 def _paths(config: DecoderConfig, kernels: Kernels) -> tuple[tuple[str, ...], str]:

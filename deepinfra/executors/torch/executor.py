@@ -80,7 +80,8 @@ class TorchExecutor(Executor):
         kernels: Whose operations compute: a path of deepinfra-kernels, or torch. `auto` takes the best path that this
             CPU, the model and the compiler allow, and warns once, on entry, if that is torch.
         weights: `stored` multiplies matrices in block formats (GGUF) as they are, with activations rounded to integers
-            of 8 bits; `dense` decodes them to `dtype`. `auto` takes `stored` where kernels can.
+            of 8 bits; `dense` decodes them to `dtype`. `auto` takes `stored` where kernels can. KV of one form is
+            never taken for that of the other.
         batch_invariant: Promise that a sequence's logits do not depend, to the bit, on what else is computed, on how
             its prompt is cut, on what of it was cached, on drafts or on threads. All kernels keep that; torch does not,
             and is refused. KV is never shared with another mode, path, form of weights or version of the kernels.
@@ -126,10 +127,9 @@ class TorchExecutor(Executor):
         self._threads, self._num_slots = threads, num_slots
         self._layout = layout_of(self._config, self._dtype, block_size)
         self._choice = choose(self._config, self._model.tensors, kernels, weights)
-        self._numerics = "ordinary"
         if batch_invariant:
             self._choice = invariant(self._choice)
-            self._numerics = numerics(self._choice)
+        self._numerics = numerics(self._choice, self._config)
         self._library: Library | None = None
         self._staging: memoryview | None = None
         self._weights = ""
@@ -144,7 +144,7 @@ class TorchExecutor(Executor):
     def provides(self) -> frozenset[str]:
         """See `Executor.provides`."""
         always = frozenset({"drafts", "logprobs", "masks", "sampling"})
-        return always if self._numerics == "ordinary" else always | {"batch-invariant"}
+        return always | {"batch-invariant"} if self._choice.invariant else always
 
     @property
     def layout(self) -> KVLayout:
@@ -158,6 +158,8 @@ class TorchExecutor(Executor):
     @property
     def identity(self) -> ExecutorIdentity:
         """See `Executor.identity`. Asked for outside `async with`, it reads every byte of the weights once.
+
+        If kernels cannot be built and torch computes instead, it says so inside.
 
         Raises:
             ResourceError: The model cannot fit, so that reading them would be for nothing.
@@ -257,6 +259,7 @@ class TorchExecutor(Executor):
         chosen, worker = self._choice, Worker("deepinfra-torch")
         try:
             self._library, self._choice = await worker.post(self._open_library).wait()
+            self._numerics = numerics(self._choice, self._config)
             plan = self.memory_plan()
             check_fits(plan, self._block_size)
             memory = Staging(buffer, self._num_slots, self._layout.slot_nbytes, worker)
@@ -266,7 +269,7 @@ class TorchExecutor(Executor):
         finally:
             await worker.close()
             self._plan = self._library = None
-            self._choice = chosen
+            self._choice, self._numerics = chosen, numerics(chosen, self._config)
             for name in ("_runner", "_memory", "_worker"):
                 self.__dict__.pop(name, None)
 

@@ -73,6 +73,14 @@ async def test_explain_and_speed_say_inside_what_really_runs(made: Any, broken: 
     assert executor.explain()["kernels"].startswith(cpu.paths()[0])
 
 
+async def test_kv_of_the_form_that_really_computes_is_named_inside(mixed: Path, broken: None) -> None:
+    executor = TorchExecutor(str(mixed), num_blocks=24)
+    assert executor.identity.numerics == "ordinary stored"
+    async with executor:
+        assert executor.identity.numerics == "ordinary dense"
+    assert executor.identity.numerics == "ordinary stored"
+
+
 async def test_kernels_that_were_asked_for_and_cannot_be_built_are_an_error(
     made: Any, broken: None, path_of_kernels: str
 ) -> None:
@@ -150,7 +158,8 @@ def test_weights_in_blocks_stay_so_unless_told_otherwise(mixed: Path, made: Any,
 async def test_executors_that_compute_differently_say_so(mixed: Path, path_of_kernels: str) -> None:
     settings: dict[str, Any] = {"kernels": path_of_kernels, "num_blocks": 24}
     stored, dense = TorchExecutor(str(mixed), **settings), TorchExecutor(str(mixed), **settings, weights="dense")
-    assert stored.identity == dense.identity
+    assert stored.identity._replace(numerics="ordinary dense") == dense.identity
+    assert stored.identity != dense.identity
     assert stored.speed != dense.speed
     assert f"kernels {path_of_kernels} weights stored" in stored.speed
     async with stored:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
+from deepinfra_kernels import cpu
 from safetensors.torch import load_file, save_file
 
+from deepinfra.core.request import GenerateRequest
 from deepinfra.core.sampling import SamplingParams
 from deepinfra.engine import Engine, Pool
 from deepinfra.executors.torch import TorchExecutor
@@ -63,6 +65,10 @@ CHANGES = {
 }
 
 
+def asked() -> GenerateRequest:
+    return GenerateRequest(input=PROMPT, max_tokens=8, sampling=BYTES, receipt=True)
+
+
 async def run(folder: Path, kv: Path | None, change: Change = SAME) -> tuple[list[int], dict[str, int]]:
     """Tokens of an answer, and what of its prompt was cached."""
     executor = TorchExecutor(
@@ -90,6 +96,36 @@ async def test_a_changed_model_finds_none_of_the_old_bytes(
     assert await run(after, kv, change) == (await run(after, None, change))
     assert await run(before, kv) == (first, {"ssd": len(PROMPT) // 4 * 4})
     assert (await run(after, kv, change))[1] == {"ssd": len(PROMPT) // change.block_size * change.block_size}
+
+
+async def test_kv_of_stored_weights_is_none_of_dense_ones_and_paths_share_what_is_the_same(
+    mixed: Path, tmp_path: Path
+) -> None:
+    paths = cpu.paths()
+    ways = [(path, weights) for weights in ("stored", "dense") for path in paths] + [("torch", "dense")]
+    told: dict[tuple[str, str], tuple[int, str]] = {}
+    for kernels, weights in ways:
+        executor = TorchExecutor(
+            str(mixed),
+            dtype="float32",
+            block_size=4,
+            num_blocks=64,
+            threads=1,
+            kernels=kernels,  # type: ignore[arg-type]
+            weights=weights if kernels != "torch" else "auto",  # type: ignore[arg-type]
+        )
+        async with Engine(TinyRecipe(), Pool(Fcfs(), executor, store=SsdStore(tmp_path / "kv"))) as engine:
+            async with engine.generate(asked()) as stream:
+                events = [event async for event in stream]
+            assert await engine.drain(10)
+            assert stream.receipt is not None
+            (facts,) = stream.receipt.executors
+        assert facts.form == weights
+        told[kernels, weights] = end_of(events).usage.cached.total, facts.numerics
+    whole = len(PROMPT) // 4 * 4
+    assert told == {
+        (kernels, weights): (0 if kernels == paths[0] else whole, f"ordinary {weights}") for kernels, weights in ways
+    }
 
 
 async def test_the_same_model_in_another_folder_finds_them(

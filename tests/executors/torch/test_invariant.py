@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from deepinfra_kernels import build, cpu
 
 from deepinfra.errors import ConfigError
 from deepinfra.executors.torch import TorchExecutor
+from deepinfra.executors.torch.config import decoder_config
 
 
 def test_it_is_promised_only_when_asked_for(smollm2_path: Any) -> None:
@@ -16,7 +19,7 @@ def test_it_is_promised_only_when_asked_for(smollm2_path: Any) -> None:
     invariant = TorchExecutor(str(smollm2_path), batch_invariant=True)
     assert "batch-invariant" not in ordinary.provides
     assert invariant.provides == ordinary.provides | {"batch-invariant"}
-    assert ordinary.explain()["numerics"] == "ordinary"
+    assert ordinary.explain()["numerics"] == "ordinary stored"
 
 
 def test_kv_of_another_mode_path_or_form_never_mixes(smollm2_path: Any) -> None:
@@ -26,9 +29,24 @@ def test_kv_of_another_mode_path_or_form_never_mixes(smollm2_path: Any) -> None:
         for path, weights in choices
     ]
     numerics = [executor.explain()["numerics"] for executor in executors]
-    assert len({"ordinary", *numerics}) == len(choices) + 1
+    assert len({"ordinary stored", "ordinary dense", *numerics}) == len(choices) + 2
     for (path, weights), text in zip(choices, numerics, strict=True):
-        assert text == f"batch-invariant {path} {weights} {build.fingerprint(path)}"
+        assert text.startswith(f"batch-invariant {path} {weights} {build.fingerprint(path)} ")
+
+
+def test_invariant_kv_of_other_angles_never_mixes(smollm2_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine's numpy may round a base to a power otherwise."""
+    before = TorchExecutor(str(smollm2_path), batch_invariant=True)
+
+    def nudged(config: Any) -> Any:
+        made = decoder_config(config)
+        rope = replace(made.rope, inv_freq=np.nextafter(made.rope.inv_freq, np.float32(2)))
+        return replace(made, rope=rope)
+
+    monkeypatch.setattr("deepinfra.executors.torch.executor.decoder_config", nudged)
+    after = TorchExecutor(str(smollm2_path), batch_invariant=True)
+    assert before.explain()["numerics"] != after.explain()["numerics"]
+    assert TorchExecutor(str(smollm2_path)).explain()["numerics"] == "ordinary stored"
 
 
 def test_the_identity_names_the_mode(smollm2_path: Any) -> None:
