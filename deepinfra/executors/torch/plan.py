@@ -108,8 +108,8 @@ def plan_memory(
         itemsize: Bytes of an element of KV, and of activations.
         num_blocks: A fixed size of the pool, or `None` for `auto`.
         block_size: Positions per block.
-        max_step_tokens: Most rows of a step; they decide the workspace.
-        max_seqs: Most rows of a step that sample, and most sequences.
+        max_step_tokens: Most rows of a step; they decide the workspace, as each may want logits.
+        max_seqs: Most sequences.
         max_context: Most positions of a sequence.
         num_slots: Staging slots.
         free_nbytes: From `available_nbytes`.
@@ -117,7 +117,7 @@ def plan_memory(
     weights = weights_nbytes
     rows, context = max_step_tokens, max_context
     workspace = _kernel_workspace(config, rows) if kernels else _workspace(config, itemsize, rows, context)
-    workspace += max_seqs * config.vocab_size * (4 if kernels else 4 + itemsize)
+    workspace += rows * config.vocab_size * (4 if kernels else 4 + itemsize)  # drafts and scores want all logits
     per_token = config.kv_nbytes_per_token(itemsize)
     block = per_token * block_size
     window_token = len(config.sliding) * config.layer_nbytes_per_token(itemsize)

@@ -18,6 +18,7 @@ class TestTorch(ExecutorConformance):
     kernels = "torch"
     weights = "auto"
     num_blocks = 24
+    batch_invariant = False
     path: Path
 
     @pytest.fixture(autouse=True)
@@ -36,6 +37,7 @@ class TestTorch(ExecutorConformance):
             threads=1,
             kernels=self.kernels,
             weights=self.weights,
+            batch_invariant=self.batch_invariant,
         )
 
 
@@ -54,6 +56,10 @@ class TestKernelsOnStoredWeights(TestKernels):
     @pytest.fixture(autouse=True)
     def _model(self, mixed: Path) -> None:
         type(self).path = mixed
+
+
+class TestBatchInvariant(TestKernelsOnStoredWeights):
+    batch_invariant = True
 
 
 class TestGemma(TestTorch):

@@ -62,6 +62,23 @@ def test_auto_takes_no_more_than_its_sequences_can_use() -> None:
     assert plan(max_seqs=2, max_context=100).num_blocks == 2 * 7
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_logits_of_every_row_of_a_step_are_in_the_sum(kernels: bool) -> None:
+    """Drafts of a few sequences, or a text that is scored, want as many as a step has rows."""
+    most = 512 * 49152 * (4 if kernels else 6)
+    sums = plan(kernels=kernels, max_seqs=1)
+    assert sums.workspace_nbytes > most
+    assert sums.workspace_nbytes == plan(kernels=kernels, max_seqs=64).workspace_nbytes
+    assert plan(kernels=kernels, max_step_tokens=64).workspace_nbytes < sums.workspace_nbytes - most * 7 / 8
+
+
+async def test_what_is_scored_takes_no_more_than_the_sum_has(smollm2_path: Path) -> None:
+    executor = TorchExecutor(str(smollm2_path), num_blocks=40, max_seqs=1, max_step_tokens=256, threads=1)
+    async with executor:
+        logits = await executor.score(range(256))
+        assert executor.memory_plan().workspace_nbytes > logits.nbytes
+
+
 async def test_what_cannot_fit_is_refused_before_weights_are_read(made: Any) -> None:
     executor = TorchExecutor(str(made("llama")[0]), num_blocks=10**12)
     with pytest.raises(ResourceError, match="does not fit"):
