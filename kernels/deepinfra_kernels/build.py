@@ -46,6 +46,9 @@ _WRITING: Final = "part-"
 _SHOWN: Final = 6
 """Lines of a compiler's complaint that an error carries; the first ones say what is wrong."""
 
+_WIDTH: Final = 400
+"""Characters of such a line."""
+
 
 class BuildError(Exception):
     """A library could not be built; the text says why, with the compiler's first lines."""
@@ -142,10 +145,10 @@ def _version(program: Path, cache: Path) -> str:
     real = program.resolve()
     stat = real.stat()
     note = cache / f"compiler-{_digest(f'{real} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}'.encode())[:16]}.txt"
-    if note.exists():
-        return note.read_text()
+    if note.exists() and (noted := note.read_text("utf-8", "surrogateescape")).isprintable() and noted:
+        return noted
     said = _run([str(program), "--version"])
-    version = said.stdout.partition("\n")[0].strip()
+    version = _shown(said.stdout.partition("\n")[0].strip())
     if said.returncode or not version:
         raise BuildError(f"{program} --version failed: {_first_lines(said.stderr)}")
     with suppress(OSError):  # a folder that cannot be written may hold a library all the same
@@ -216,7 +219,12 @@ def _locked(cache: Path) -> Iterator[None]:
 
 def _first_lines(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return "\n".join(lines[:_SHOWN])
+    return "\n".join(map(_shown, lines[:_SHOWN]))
+
+
+def _shown(line: str) -> str:
+    """The beginning of a program's line, with nothing in it that a terminal would obey."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in line[:_WIDTH])
 
 
 def _digest(data: bytes) -> str:

@@ -173,6 +173,27 @@ def test_a_build_that_fails_says_what_the_compiler_says_and_leaves_nothing(sourc
     assert not list(cache.glob("build-*"))
 
 
+def test_a_compiler_that_prints_garbage_is_told_of_in_a_few_harmless_lines(
+    sources: Path, cache: Path, compiler: Callable[[str], str]
+) -> None:
+    garbage = "printf '\\033]0;owned\\007\\377' >&2; head -c 3000000 /dev/zero | tr '\\0' E >&2; exit 1"
+    with pytest.raises(BuildError, match="owned") as failure:
+        build("avx2", cache, compiler=compiler(f'[ "$1" = --version ] || {{ {garbage}; }}'))
+    said = str(failure.value)
+    assert len(said) < 1000
+    assert all(line.isprintable() for line in said.splitlines())
+
+
+@pytest.mark.parametrize("noted", [b"", b"\xff\xfe\x80", b"\0\0\0\0"])
+def test_a_damaged_note_of_the_compilers_version_is_written_again(sources: Path, cache: Path, noted: bytes) -> None:
+    file = build("avx2", cache)
+    (note,) = cache.glob("compiler-*.txt")
+    version = note.read_bytes()
+    note.write_bytes(noted)
+    assert build("avx2", cache) == file
+    assert note.read_bytes() == version
+
+
 def test_without_a_compiler_only_what_is_cached_is_to_be_had(sources: Path, cache: Path) -> None:
     assert "not-there is not installed" in why_not("avx2", cache, compiler="not-there")
     with pytest.raises(BuildError, match="not-there is not installed"):
