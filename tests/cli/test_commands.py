@@ -183,6 +183,24 @@ def test_looking_loads_neither_torch_nor_a_web_framework(home: Home, command: st
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_command_loads_no_other(home: Home) -> None:
+    check = (
+        "import sys; sys.argv[0] = 'deepinfra'\n"
+        "from deepinfra.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(*(name for name in sys.modules if name in ('deepinfra.cli.serve', 'deepinfra.cli.bench')))\n"
+    )
+    serve = "deepinfra.cli.serve"
+    for words, loaded in (("--debug serve --help", serve), ("nosuch", f"{serve} deepinfra.cli.bench")):
+        arguments = [sys.executable, "-c", check, *words.split()]
+        done = subprocess.run(
+            arguments, cwd=home.folder, env=home.environ, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.stdout.splitlines()[-1] == loaded
+    assert "No such command 'nosuch'" in done.stderr
+
+
 def test_doctor_says_one_line_for_each_thing(home: Home) -> None:
     done = home.run("doctor")
     assert done.returncode == 0, done.stdout
