@@ -36,9 +36,13 @@ class Endpoint:
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
+        try:
+            port = parts.port or 80
+        except ValueError:  # no number, or none of a port
+            port = 0
+        if parts.scheme != "http" or not parts.hostname or not port:
             raise ConfigError(f"{url!r} is not an address like http://127.0.0.1:8000/v1 (plain http only)")
-        self._host, self._port = parts.hostname, parts.port or 80
+        self._host, self._port = parts.hostname, port
         self._path = parts.path.rstrip("/")
         self._headers = {"host": parts.netloc, "connection": "close", "accept": "*/*"}
         if api_key:

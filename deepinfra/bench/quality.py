@@ -13,6 +13,7 @@ import torch
 from deepinfra.bench.machine import CpuUse, CpuWatch
 from deepinfra.errors import ConfigError
 from deepinfra.executors.torch import TorchExecutor
+from deepinfra.executors.torch.config import decoder_config
 from deepinfra.interfaces.given import Clock, SystemClock
 from deepinfra.models import Model
 
@@ -138,19 +139,21 @@ async def run_quality(
         raise ConfigError(f"{run.tokens} tokens are less than one chunk of {run.chunk}")
     if len(ids) < run.tokens:
         raise ConfigError(f"{name} has {len(ids)} tokens, fewer than the {run.tokens} asked for")
-    options = {"num_blocks": -(-run.chunk // _BLOCK) + 1, "block_size": _BLOCK, "max_step_tokens": run.chunk}
+    if run.chunk > (most := decoder_config(model.config).max_positions):
+        raise ConfigError(f"a chunk of {run.chunk} tokens is longer than the model's context of {most}")
+    sizes = {"num_blocks": -(-run.chunk // _BLOCK) + 1, "block_size": _BLOCK, "max_step_tokens": run.chunk}
     if threads is not None:
-        options["threads"] = threads
+        sizes["threads"] = threads
     watch, began = CpuWatch(), clock.now()
     sums = {form: _Sums() for form in forms}
     loss = 0.0
     async with AsyncExitStack() as stack:
         reference = await stack.enter_async_context(
-            TorchExecutor(model, dtype="float32", kernels="torch", **options)  # type: ignore[arg-type]
+            TorchExecutor(model, dtype="float32", kernels="torch", **sizes)  # type: ignore[arg-type]
         )
         others: dict[str, TorchExecutor] = {}
         for form, own in forms.items():
-            executor = TorchExecutor(model, **{**options, **own})  # type: ignore[arg-type]
+            executor = TorchExecutor(model, **{**own, **sizes})  # type: ignore[arg-type]
             others[form] = await stack.enter_async_context(executor)
             sums[form].about = executor.explain()
         for index, chunk in enumerate(chunks):

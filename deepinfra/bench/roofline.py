@@ -139,10 +139,7 @@ async def run_roofline(
     seqs, longest = max((1, *run.batches)), max((1, *run.prefills))
     given = {"max_seqs": seqs, "max_step_tokens": max(longest, 512), **options, "threads": threads}
     async with TorchExecutor(model, **given) as executor:  # type: ignore[arg-type]
-        limits = executor.limits
-        room = limits.num_blocks * executor.layout.block_size
-        if room < seqs * (run.context + run.steps + 64) + longest or limits.max_context <= run.context + run.steps:
-            raise ConfigError(f"{room} tokens of KV are too few for {seqs} sequences of {run.context} tokens")
+        _check_room(executor, run, seqs, longest)
         steps = _Steps(executor, run)
         works = []
         for length in run.prefills:
@@ -161,6 +158,21 @@ async def run_roofline(
             works=tuple(works),
             cpu=watch.stop(clock.now() - began),
         )
+
+
+def _check_room(executor: TorchExecutor, run: RooflineRun, seqs: int, longest: int) -> None:
+    limits = executor.limits
+    tokens = seqs * (run.context + run.steps + 64) + longest
+    blocks = -(-tokens // executor.layout.block_size)
+    for what, asked, most, name in (
+        ("a prompt in one step", longest, limits.max_step_tokens, "max_step_tokens"),
+        ("a prompt", longest, limits.max_context, "max_context"),
+        ("the context of a decoding sequence", run.context + run.steps, limits.max_context - 1, "max_context"),
+        ("a batch", seqs, limits.max_seqs, "max_seqs"),
+        ("blocks of KV for all sequences", blocks, limits.num_blocks, "num_blocks"),
+    ):
+        if asked > most:
+            raise ConfigError(f"{what}: {asked} are asked for, {most} are the most ({name}): measure less or raise it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from deepinfra.cli.compare import compare, numbers
+from deepinfra.cli.compare import compare
+from deepinfra.cli.measured import numbers
 from deepinfra.cli.mix import mix
 from deepinfra.cli.overload import overload
 from deepinfra.cli.progress import shown_line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,15 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
+from deepinfra.cli.measured import chart_file, measured, names, numbers
 from deepinfra.cli.progress import shown_line
-from deepinfra.cli.setup import OFFLINE, Config, blueprint_for, fetch_models
+from deepinfra.cli.setup import Config, settings_file
 
 if TYPE_CHECKING:
     from deepinfra.bench.compare.run import CompareReport, CompareRun
     from deepinfra.bench.compare.serve import ServeReport, ServeRun
     from deepinfra.bench.compare.sides import Peers
+    from deepinfra.cli.measured import Measured
 
-__all__ = ("chart_file", "compare", "names", "numbers")
+__all__ = ("compare",)
 
 _CONTEXT = 4096
 _SEQS = 64
@@ -31,13 +34,14 @@ def compare(
         str | None, typer.Argument(metavar="MODEL", help="Catalogue name (smollm2), path of a model, or hub id.")
     ] = None,
     ours: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="FORM,…",
-            help="Forms of ours: stored (the file's own formats), bfloat16, float32, torch (no kernels of ours); "
-            "with +invariant behind it the batch-invariant mode.",
+            help="Forms of ours: stored (the file's blocks of integers), bfloat16, float32, torch (no kernels of ours, "
+            "or float32+torch); +invariant behind one is the batch-invariant mode. Default: stored,bfloat16, or "
+            "bfloat16 for a model without such blocks.",
         ),
-    ] = "stored,bfloat16",
+    ] = None,
     llama_cpp: Annotated[str | None, typer.Option(metavar="PYTHON", help="Interpreter with llama-cpp-python.")] = None,
     llama_forms: Annotated[
         str, typer.Option(metavar="FORM,…", help="Its formats: shipped (the file as it is), q4_0, q8_0, bf16.")
@@ -55,19 +59,22 @@ def compare(
     requests: Annotated[int, typer.Option(min=1, help="With --http: requests in each round.")] = 32,
     turn: Annotated[int, typer.Option(min=1, help="With --http: words of the chat whose second turn is timed.")] = 960,
     repeat: Annotated[int, typer.Option(min=1, help="Rounds; the median is reported.")] = 5,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each side; default: all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each side; default: as configured, else all cores.")
+    ] = None,
     weights: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For weights in peers' formats; default: in the cache.")
     ] = None,
-    chart: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a chart, one HTML file.")] = None,
+    chart: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a chart, one HTML file: FILE.html.")] = None,
     config: Config = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object; docs/reference/bench.md names its fields.")
     ] = False,
 ) -> None:
-    """Ours beside llama.cpp, vLLM and transformers: the same weights and prompts, in turns, in one run.
+    """Our speed beside llama.cpp, vLLM and transformers, or of our own modes: same weights, same prompts, one run.
 
-    Each side is a program of its own; peers are run by the interpreters that are named, which need no deepinfra.
+    Each side is a program of its own, and they take turns; peers are run by the interpreters that are named, which need
+    no deepinfra. With a form and the same form +invariant, it tells what the batch-invariant mode costs.
     """
     from deepinfra.bench.compare.draw import page, text_lines
     from deepinfra.bench.compare.run import CompareRun
@@ -75,19 +82,21 @@ def compare(
     from deepinfra.bench.compare.sides import Peers
     from deepinfra.config.folders import peers_folder
 
-    chart_file(chart)
-    blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE)
-    fetch_models(blueprint)
+    chart_file("--chart", chart)
+    sizes, batches = numbers("--prefill", prefill), numbers("--batch", batch)
     peers = Peers(
-        llama_cpp=llama_cpp, llama_forms=names("--llama-forms", llama_forms), vllm=vllm, transformers=transformers
+        llama_cpp=_interpreter("--llama-cpp", llama_cpp),
+        llama_forms=names("--llama-forms", llama_forms),
+        vllm=_interpreter("--vllm", vllm),
+        transformers=_interpreter("--transformers", transformers),
     )
+    found = measured("bench compare", config, model, ours, "--ours")
     measure = _Measure(
-        model=blueprint.settings.model,
-        ours=names("--ours", ours),
+        what=found,
         peers=peers,
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or found.threads() or len(os.sched_getaffinity(0)),
         weights=weights or peers_folder(),
-        config=config,
+        config=settings_file(config),
     )
     report: CompareReport | ServeReport
     with shown_line() as show:
@@ -96,15 +105,15 @@ def compare(
             report = anyio.run(measure.http, served, show)
         else:
             run = CompareRun(
-                prefills=numbers("--prefill", prefill),
-                batches=numbers("--batch", batch),
+                prefills=sizes,
+                batches=batches,
                 prompt=prompt or 128,
                 new=new,
                 repeat=repeat,
             )
             report = anyio.run(measure.offline, run, show)
     if chart is not None:
-        chart.write_text(page(report))
+        chart.write_text(page(report), "utf-8")
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))
         return
@@ -118,8 +127,7 @@ def compare(
 class _Measure:
     """What both kinds of comparison need."""
 
-    model: str
-    ours: tuple[str, ...]
+    what: Measured
     peers: Peers
     threads: int
     weights: Path
@@ -128,63 +136,36 @@ class _Measure:
     async def offline(self, run: CompareRun, show: Callable[[str], None]) -> CompareReport:
         from deepinfra.bench.compare.run import run_compare
         from deepinfra.bench.compare.sides import our_sides, peer_sides
-        from deepinfra.models import open_model
 
-        opened = open_model(self.model)
-        specs = our_sides(self.ours, model=self.model, config=self.config, threads=self.threads)
-        show("weights of peers")
-        specs += peer_sides(self.peers, opened, self.weights, threads=self.threads, seqs=_SEQS, context=_CONTEXT)
-        vocab = int(str(opened.config["vocab_size"]))
-        return await run_compare(specs, run, model=opened.name, vocab_size=vocab, threads=self.threads, progress=show)
+        model, peers = self.what.model, self.peers
+        specs = our_sides(self.what.forms, model=self.what.name, config=self.config, threads=self.threads)
+        if peers.llama_cpp or peers.vllm or peers.transformers:
+            show("weights of peers")
+            specs += peer_sides(peers, model, self.weights, threads=self.threads, seqs=_SEQS, context=_CONTEXT)
+        vocab = int(str(model.config["vocab_size"]))
+        return await run_compare(specs, run, model=model.name, vocab_size=vocab, threads=self.threads, progress=show)
 
     async def http(self, run: ServeRun, show: Callable[[str], None]) -> ServeReport:
         from deepinfra.bench.compare.serve import our_servers, run_serve, vllm_server
-        from deepinfra.models import open_model
 
-        opened = open_model(self.model)
-        specs = our_servers(self.ours, model=self.model, config=self.config, threads=self.threads)
+        model = self.what.model
+        specs = our_servers(self.what.forms, model=self.what.name, config=self.config, threads=self.threads)
         if self.peers.vllm:
+            show("weights of peers")
             specs.append(
-                vllm_server(self.peers.vllm, opened, self.weights, threads=self.threads, context=_CONTEXT, seqs=_SEQS)
+                vllm_server(self.peers.vllm, model, self.weights, threads=self.threads, context=_CONTEXT, seqs=_SEQS)
             )
-        return await run_serve(specs, run, model=opened.name, threads=self.threads, progress=show)
+        return await run_serve(specs, run, model=model.name, threads=self.threads, progress=show)
 
 
-def chart_file(chart: Path | None) -> None:
-    """Make sure before a long run that there is a place for its chart.
+def _interpreter(option: str, name: str | None) -> str | None:
+    """A peer's interpreter, before anything is written for it.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no such program.
     """
     from deepinfra.errors import ConfigError
 
-    if chart is not None and (chart.is_dir() or not chart.absolute().parent.is_dir()):
-        raise ConfigError(f"--chart {chart} is no file in a folder that exists")
-
-
-def names(option: str, text: str) -> tuple[str, ...]:
-    """`stored,bfloat16`.
-
-    Raises:
-        ConfigError: It names nothing.
-    """
-    from deepinfra.errors import ConfigError
-
-    found = tuple(filter(None, text.split(",")))
-    if not found:
-        raise ConfigError(f"{option} names nothing")
-    return found
-
-
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """`1,8,32`.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    from deepinfra.errors import ConfigError
-
-    found = tuple(int(each) for each in text.split(",") if each.strip().isdecimal())
-    if len(found) != len(text.split(",")) or min(found) < 1:
-        raise ConfigError(f"{option} takes numbers like 1,8,32; {text!r} is something else")
-    return found
+    if name is not None and shutil.which(name) is None:
+        raise ConfigError(f"{option} {name} is no program; give the Python interpreter of an environment that has it")
+    return name

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from deepinfra.cli.compare import names
+from deepinfra.cli.measured import measured
 from deepinfra.cli.progress import shown_line
-from deepinfra.cli.setup import OFFLINE, Config, blueprint_for, fetch_models
+from deepinfra.cli.setup import Config
 
 if TYPE_CHECKING:
     from deepinfra.bench.quality import QualityReport
 
 __all__ = ("quality",)
+
+_USED = ("dtype", "kernels", "weights", "batch_invariant", "threads")
+"""Of the executor's options: the others are sizes."""
 
 
 def quality(
@@ -26,11 +29,13 @@ def quality(
         str | None, typer.Argument(metavar="MODEL", help="Catalogue name (smollm2), path of a model, or hub id.")
     ] = None,
     forms: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="FORM,…", help="stored (the file's own formats), bfloat16, float32, torch (no kernels of ours)."
+            metavar="FORM,…",
+            help="stored (the file's blocks of integers), bfloat16, float32, torch (no kernels of ours). Default: "
+            "stored,bfloat16, or bfloat16 for a model without such blocks.",
         ),
-    ] = "stored,bfloat16",
+    ] = None,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text.")] = 50_688,
     chunk: Annotated[int, typer.Option(min=2, help="Tokens that see each other.")] = 512,
     text: Annotated[
@@ -46,24 +51,20 @@ def quality(
 
     Exits with 1 if a form's perplexity differs by more than 0.5 %, or it agrees on fewer than 95 % of the tokens.
     """
-    from deepinfra.bench.compare.sides import our_options
     from deepinfra.bench.quality import QualityRun, run_quality
     from deepinfra.errors import ConfigError
-    from deepinfra.models import open_model
 
-    blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE)
-    fetch_models(blueprint)
     given = None
     if text is not None:
         try:
-            given = (text.name, text.read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{text} cannot be read: {error}") from error
-    chosen = {form: our_options(form, threads) for form in names("--forms", forms)}
-    opened = open_model(blueprint.settings.model)
+            given = (text.name, text.read_text("utf-8"))
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"--text {text} is no text in UTF-8: {error}") from error
+    found = measured("bench quality", config, model, forms, "--forms", only=_USED)
+    run, cores = QualityRun(tokens=tokens, chunk=chunk), threads or found.threads()
+    read = partial(run_quality, found.model, found.options, run, text=given, threads=cores)
     with shown_line() as show:
-        run = QualityRun(tokens=tokens, chunk=chunk)
-        report = anyio.run(partial(run_quality, opened, chosen, run, text=given, threads=threads, progress=show))
+        report = anyio.run(partial(read, progress=show))
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))
     else:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from deepinfra.cli.compare import chart_file, numbers
+from deepinfra.cli.measured import chart_file, measured, numbers
 from deepinfra.cli.progress import shown_line
-from deepinfra.cli.setup import OFFLINE, Config, blueprint_for, fetch_models
+from deepinfra.cli.setup import Config
 
 if TYPE_CHECKING:
     from deepinfra.bench.roofline import RooflineReport
@@ -30,15 +30,20 @@ def roofline(
         str | None, typer.Argument(metavar="MODEL", help="Catalogue name (smollm2), path of a model, or hub id.")
     ] = None,
     form: Annotated[
-        str,
-        typer.Option(help="stored (the file's own formats), bfloat16, float32, torch (no kernels of ours, one part)."),
-    ] = "stored",
+        str | None,
+        typer.Option(
+            help="stored (the file's blocks of integers), bfloat16, float32, torch (no kernels of ours, one part). "
+            "Default: stored, or bfloat16 for a model without such blocks."
+        ),
+    ] = None,
     prefill: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens of prompts.")] = "512",
     batch: Annotated[str, typer.Option(metavar="N,N,…", help="Sequences that decode together.")] = "1,8,32",
     context: Annotated[int, typer.Option(min=1, help="Tokens that each of them has behind it.")] = 256,
     steps: Annotated[int, typer.Option(min=2, help="Steps of each kind; medians are reported.")] = 16,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads that compute; default: all cores.")] = None,
-    chart: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a chart, one HTML file.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads that compute; default: as configured, else all cores.")
+    ] = None,
+    chart: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a chart, one HTML file: FILE.html.")] = None,
     config: Config = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object; docs/reference/bench.md names its fields.")
@@ -46,21 +51,20 @@ def roofline(
 ) -> None:
     """Seconds of each part of a step beside the least that bytes and operations allow at what this machine reaches."""
     from deepinfra.bench.compare.draw import roofline_page
-    from deepinfra.bench.compare.sides import our_options
     from deepinfra.bench.roofline import RooflineRun, run_roofline
-    from deepinfra.models import open_model
+    from deepinfra.executors.torch.options import TorchOptions
 
-    chart_file(chart)
-    blueprint = blueprint_for(config, {"model": model}, defaults=OFFLINE)
-    fetch_models(blueprint)
+    chart_file("--chart", chart)
     run = RooflineRun(
         prefills=numbers("--prefill", prefill), batches=numbers("--batch", batch), context=context, steps=steps
     )
-    opened, cores = open_model(blueprint.settings.model), threads or len(os.sched_getaffinity(0))
+    found = measured("bench roofline", config, model, form, "--form", most=1, only=tuple(TorchOptions.model_fields))
+    (options,) = found.options.values()
+    cores = threads or found.threads() or len(os.sched_getaffinity(0))
     with shown_line() as show:
-        report = anyio.run(partial(run_roofline, opened, our_options(form), run, threads=cores, progress=show))
+        report = anyio.run(partial(run_roofline, found.model, options, run, threads=cores, progress=show))
     if chart is not None:
-        chart.write_text(roofline_page(report))
+        chart.write_text(roofline_page(report), "utf-8")
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))
     else:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from deepinfra.config import Blueprint
     from deepinfra.registry import Registry
 
-__all__ = ("OFFLINE", "Config", "Model", "blueprint_for", "fetch_models")
+__all__ = ("OFFLINE", "Config", "Model", "blueprint_for", "fetch_models", "settings_file")
 
 Config = Annotated[
     Path | None,
@@ -44,14 +44,19 @@ def blueprint_for(
 
     calm_openmp()
 
-    path = config or Path("deepinfra.toml")
     settings, provenance = read_settings(
-        path if config or path.exists() else None,
+        settings_file(config),
         keywords={name: value for name, value in keywords.items() if value is not None},
         keywords_from="command line",
         defaults=defaults,
     )
     return resolve(settings, registry or load_plugins(), provenance)
+
+
+def settings_file(config: Path | None) -> Path | None:
+    """The file to read: the one that was named, or `deepinfra.toml` in this folder, or none."""
+    here = Path("deepinfra.toml")
+    return config or (here if here.exists() else None)
 
 
 def fetch_models(blueprint: Blueprint) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -30,16 +31,18 @@ def prefill(prompt):
 def decode(prompts, new):
     return {{"seconds": 2.0, "tokens": 2 * given["speed"] * len(prompts), "firsts": [given["first"]] * len(prompts)}}
 
-answer_lines(wire, given["name"], {{"format": "none"}}, {{"prefill": prefill, "decode": decode}})
+answer_lines(wire, given["name"], given["about"], {{"prefill": prefill, "decode": decode}})
 """
 
 RUN = CompareRun(prefills=(8, 16), batches=(1, 2), prompt=4, new=4, repeat=3)
 
 
-def spec(tmp_path: Path, label: str, *, speed: float, ours: bool = False, first: int = 5, ends: int = 0) -> SideSpec:
+def spec(
+    tmp_path: Path, label: str, *, speed: float, ours: bool = False, first: int = 5, ends: int = 0, **about: str
+) -> SideSpec:
     path = tmp_path / "side.py"
     path.write_text(SIDE.format(lines=str(LINES)))
-    told = f'{{"name": "{label} 1.0", "speed": {speed}, "first": {first}, "ends": {ends}}}'
+    told = json.dumps({"name": f"{label} 1.0", "speed": speed, "first": first, "ends": ends, "about": about})
     return SideSpec(label=label, ours=ours, command=(sys.executable, str(path), told))
 
 
@@ -85,6 +88,12 @@ async def test_what_a_side_said_last_is_told_when_it_ends(tmp_path: Path) -> Non
         await run_compare(sides, RUN, model="toy", vocab_size=100, threads=1)
 
 
+async def test_a_side_that_says_nothing_is_told_of(tmp_path: Path) -> None:
+    mute = SideSpec(label="mute", ours=False, command=("true",))
+    with pytest.raises(EngineError, match="mute ended: it said nothing"):
+        await run_compare([mute], RUN, model="toy", vocab_size=100, threads=1)
+
+
 async def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     missing = SideSpec(label="gone", ours=False, command=(str(tmp_path / "python"), "-c", ""))
     with pytest.raises(EngineError, match=r"gone ended: [^\n]*No such file"):
@@ -104,9 +113,38 @@ async def test_a_chart_is_one_file_and_says_what_the_lines_say(tmp_path: Path) -
     ElementTree.fromstring(drawn.removeprefix("<!doctype html>\n"))
     lines = list(text_lines(report))
     for row in report.rows:
-        assert f"<figcaption>{row.name}</figcaption>" in drawn
+        assert f"<figcaption>{row.name}, " in drawn
         assert any(line.startswith(row.name) for line in lines)
     assert "http" not in drawn
+    assert ">ours</span>" in drawn
+    assert ">others</span>" in drawn
+    assert "batch-inv" not in drawn
     best = lines[lines.index("decode 2, tok/s") + 1]
     assert best.split()[0] == "ours"
     assert best.endswith("×1.50")
+
+
+INVARIANT = "batch-invariant avx2 and more"
+
+
+async def test_batch_invariance_costs_what_it_is_slower_than_the_fastest_ordinary_mode_of_its_format(
+    tmp_path: Path,
+) -> None:
+    half, ordinary = {"dtype": "bfloat16: so", "weights": "dense: so"}, {"numerics": "ordinary"}
+    sides = [
+        spec(tmp_path, "ours kernels", speed=60, ours=True, **half, **ordinary),
+        spec(tmp_path, "ours torch", speed=90, ours=True, **half, **ordinary),
+        spec(tmp_path, "ours stored", speed=500, ours=True, dtype="bfloat16", weights="stored: so", **ordinary),
+        spec(tmp_path, "ours x+invariant", speed=45, ours=True, **half, numerics=INVARIANT),
+        spec(tmp_path, "ours y+invariant", speed=45, ours=True, dtype="float32", weights="dense", numerics=INVARIANT),
+        spec(tmp_path, "a peer", speed=900, **half, **ordinary),
+    ]
+    report = await run_compare(sides, RUN, model="toy", vocab_size=100, threads=1)
+    assert [each.row for each in report.slowdowns] == ["prefill 8", "prefill 16", "decode 1", "decode 2"]
+    for each in report.slowdowns:  # nothing was measured beside y
+        assert (each.format, each.side, each.fastest) == ("bfloat16", "ours x+invariant", "ours torch")
+        assert each.slowdown == pytest.approx(2.0)
+    assert "  decode 2    ours x+invariant  ×2.00  beside ours torch" in list(text_lines(report))
+    drawn = page(report)
+    assert "ours, batch-invariant</span>" in drawn
+    assert "<td>×2.00</td><td>ours torch</td>" in drawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,6 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
+from safetensors.torch import save_file
+
+from deepinfra.executors.torch.config import decoder_config
+from deepinfra.models import open_model
 
 PLUGIN = '''
 from collections.abc import AsyncGenerator
@@ -207,3 +213,21 @@ def home(tmp_path: Path) -> Home:
         "COLUMNS": "120",
     }
     return Home(folder, environ)
+
+
+@pytest.fixture(scope="session")
+def dense(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with SmolLM2's tokenizer, as safetensors in bfloat16: not in blocks of integers."""
+    path = tmp_path_factory.mktemp("dense")
+    model = open_model(str(smollm2_path))
+    model.tokenizer().save(str(path / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
+    (path / "tokenizer_config.json").write_text(json.dumps({**about, "chat_template": model.chat_template()}))
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = {**model.config, **sizes, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 256}
+    (path / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(3)
+    shapes = decoder_config(config).shapes()
+    weights = {name: torch.randn(shape).mul_(0.1).add_(len(shape) == 1).bfloat16() for name, shape in shapes.items()}
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    return path

@@ -7,6 +7,7 @@ import sys
 import types
 import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -74,13 +75,20 @@ def test_what_a_started_server_is_told_is_refused_for_a_running_one() -> None:
     [
         (("--ours", "fast"), "no form of ours is named 'fast'; known: stored, bfloat16, float32, torch"),
         (("--ours", "stored+odd"), "no form of ours is named 'stored+odd'"),
+        (("--ours", "stored+invariant+invariant"), "no form of ours is named 'stored+invariant+invariant'"),
+        (("--ours", "bfloat16,bfloat16"), "--ours bfloat16,bfloat16 names something twice"),
+        (("--ours", "torch+invariant"), "--ours torch+invariant: batch_invariant cannot be kept with kernels = torch"),
+        (("--ours", "stored+torch"), "--ours stored+torch: weights = stored needs kernels"),
+        (("--batch", "1,1"), "--batch takes numbers like 1,8,32, each once"),
+        (("--vllm", "/nonexistent"), "--vllm /nonexistent is no program"),
         (
             ("--llama-cpp", sys.executable, "--llama-forms", "q9"),
             "no format of llama.cpp is named 'q9'; known: shipped",
         ),
         (("--prefill", "x"), "--prefill takes numbers like 1,8,32"),
         (("--ours", ""), "--ours names nothing"),
-        (("--chart", "nowhere/chart.html"), "--chart nowhere/chart.html is no file in a folder that exists"),
+        (("--chart", "chart.svg"), "--chart chart.svg: a chart is an HTML file"),
+        (("--chart", "nowhere/chart.html"), "--chart nowhere/chart.html cannot be written: No such file"),
     ],
 )
 def test_what_a_comparison_does_not_know_is_refused_by_name(
@@ -116,6 +124,105 @@ def test_what_torch_computes_is_limited_by_the_kind_its_products_are_of(smollm2_
     assert part["limit_s"] == pytest.approx(max(least))
 
 
+TINY = ("--prefill", "8", "--batch", "1", "--threads", "1")
+COMPARED = (*TINY, "--prompt", "4", "--new", "4", "--repeat", "1")
+READ = ("--tokens", "16", "--chunk", "8", "--threads", "1")
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "sizes"),
+    [
+        ("compare", "--ours", COMPARED),
+        ("quality", "--forms", READ),
+        ("roofline", "--form", (*TINY, "--context", "8", "--steps", "2")),
+    ],
+)
+def test_what_is_measured_by_default_is_chosen_by_the_model_and_told(
+    dense: Path, command: str, option: str, sizes: tuple[str, ...]
+) -> None:
+    done = run(command, str(dense), *sizes, "--json")
+    assert done.exit_code in (0, 1 if command == "quality" else 0), done.output
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert f"{option} bfloat16 (not stored: the model's matrices are BF16)" in done.stderr
+    said = {
+        "compare": lambda: [side["label"] for side in report["sides"]] == ["ours bfloat16"],
+        "quality": lambda: [form["form"] for form in report["forms"]] == ["bfloat16"],
+        "roofline": lambda: "weights dense" in report["speed"],
+    }
+    assert said[command]()
+
+
+def test_stored_is_refused_at_once_where_nothing_is_stored_in_blocks(dense: Path) -> None:
+    for command, option in (("compare", "--ours"), ("quality", "--forms"), ("roofline", "--form")):
+        result = run(command, str(dense), option, "stored")
+        assert f"{option} stored: weights = stored: the model's matrices are BF16" in str(result.exception)
+
+
+def test_the_executor_is_measured_as_configured(dense: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deepinfra.toml").write_text(
+        '[pool.executor]\nkernels = "avx2"\nthreads = 1\nblock_size = 32\nmax_step_tokens = 64\nnum_blocks = 20\n'
+    )
+    sizes = ("--prefill", "8", "--batch", "1", "--context", "8", "--steps", "2")
+    done = run("roofline", str(dense), *sizes, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["threads"] == 1
+    assert "kernels avx2 weights dense threads 1 block 32" in report["speed"]
+    refused = run("roofline", str(dense), "--prefill", "100", "--batch", "1")
+    assert "a prompt in one step: 100 are asked for, 64 are the most (max_step_tokens)" in str(refused.exception)
+    refused = run("roofline", str(dense), "--prefill", "8", "--batch", "8", "--context", "100")
+    assert "are the most (num_blocks)" in str(refused.exception)
+
+    done = run("quality", str(dense), "--tokens", "16", "--chunk", "8", "--forms", "bfloat16", "--json")
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["forms"][0]["about"]["kernels"].startswith("avx2")
+    assert "pool.executor.num_blocks = 20 (deepinfra.toml:6) is not used: bench quality has its own" in done.stderr
+
+    done = run("compare", str(dense), "--ours", "bfloat16", *COMPARED[:4], *COMPARED[6:], "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout.splitlines()[-1])
+    about = report["sides"][0]["about"]
+    assert report["threads"] == 1
+    assert about["kernels"] == "avx2: as configured"
+    assert about["num_blocks"] == "20: as configured"
+
+
+def test_what_a_form_decides_is_told_where_something_else_is_configured(
+    dense: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("DEEPINFRA_POOL__EXECUTOR__DTYPE", "float32")
+    monkeypatch.setenv("DEEPINFRA_POOL__EXECUTOR__PROCESS", "true")
+    done = run("quality", str(dense), *READ, "--forms", "bfloat16,float32")
+    where = "environment DEEPINFRA_POOL__EXECUTOR__"
+    assert f"pool.executor.dtype = float32 ({where}DTYPE) is not used: it is part of bfloat16\n" in done.stderr
+    assert f"pool.executor.process = true ({where}PROCESS) is not used: bench quality times" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["compare", "quality", "roofline"])
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ('[pool.executor]\nuse = "toy"\n', "measures forms of the torch executor; pool.executor.use is 'toy'"),
+        ("[[prefill]]\n[[decode]]\n", "measures one pool; this configuration splits prefill and decode"),
+    ],
+)
+def test_an_executor_without_forms_is_refused_by_name(tmp_path: Path, command: str, written: str, why: str) -> None:
+    config = tmp_path / "deepinfra.toml"
+    config.write_text(written)
+    assert f"bench {command} {why}" in str(run(command, "--config", str(config)).exception)
+
+
+def test_what_is_wrong_with_a_request_is_one_sentence_of_its_side(dense: Path) -> None:
+    result = run("compare", str(dense), "--ours", "float32", "--prefill", "999", *COMPARED[2:])
+    assert str(result.exception).startswith("ours float32 ended: This model's maximum context length is 256 tokens.")
+
+
+def test_a_chunk_longer_than_the_models_context_is_refused(dense: Path) -> None:
+    result = run("quality", str(dense), "--tokens", "2000", "--chunk", "999", "--forms", "float32")
+    assert "a chunk of 999 tokens is longer than the model's context of 256" in str(result.exception)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ours_and_a_peer_compute_the_same_in_one_run(smollm2_path: Path, tmp_path: Path) -> None:
@@ -137,6 +244,14 @@ def test_ours_and_a_peer_compute_the_same_in_one_run(smollm2_path: Path, tmp_pat
         assert row["best_peer"] == "transformers bf16"
         assert all(value > 0 for side in row["sides"] for value in side["values"])
     assert "transformers bf16" in (tmp_path / "chart.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:99999/v1", "http://127.0.0.1:x/v1", "https://127.0.0.1/v1", "nowhere"]
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    for command in ("serve", "overload"):
+        assert "is not an address like http://127.0.0.1:8000/v1" in str(run(command, "--url", url).exception)
 
 
 def test_nobody_at_the_address_is_an_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TextIO
 
@@ -14,7 +15,8 @@ from deepinfra.bench.recorder import Recorder
 from deepinfra.config import Blueprint, read_settings, resolve
 from deepinfra.config.openmp import calm_openmp
 from deepinfra.engine import Engine, Pool
-from deepinfra.errors import ConfigError
+from deepinfra.engine.collapse import collapsed
+from deepinfra.errors import DeepinfraError
 from deepinfra.interfaces.given import SystemClock
 from deepinfra.registry import load_plugins
 
@@ -22,21 +24,27 @@ _DEFAULTS: dict[str, object] = {"pool": {"store": {"use": "none"}, "executor": {
 
 
 def main() -> None:
-    """Serve the lines; options are `config` (a path or null), `model` and `executor`."""
+    """Serve the lines; options are `config` (a path or null), `model` and `executor`.
+
+    What is wrong with these or with a request is the last line on standard error, as with any program.
+    """
     wire = own_output()
     calm_openmp()
     given = options()
     keywords = {"model": given["model"], "pool": {"executor": given["executor"]}}
     config = given["config"]
-    settings, provenance = read_settings(
-        Path(str(config)) if config else None, keywords=keywords, keywords_from="bench compare", defaults=_DEFAULTS
-    )
-    _answer(wire, resolve(settings, load_plugins(), provenance))
+    try:
+        settings, provenance = read_settings(
+            Path(str(config)) if config else None, keywords=keywords, keywords_from="bench compare", defaults=_DEFAULTS
+        )
+        with collapsed():
+            _answer(wire, resolve(settings, load_plugins(), provenance))
+    except DeepinfraError as error:
+        sys.exit(str(error))
 
 
 def _answer(wire: TextIO, blueprint: Blueprint) -> None:
-    if blueprint.pool is None:
-        raise ConfigError("bench compare measures one pool; this configuration splits prefill and decode")
+    assert blueprint.pool is not None  # `bench compare` looked
     parts = blueprint.pool.build()
     recorder = Recorder(parts.executor)
     pool = Pool(parts.scheduler, recorder, store=parts.store, speculator=parts.speculator, placer=parts.placer)

@@ -13,7 +13,17 @@ from deepinfra.bench.machine import CpuUse, CpuWatch
 from deepinfra.bench.offline import Prompt, random_prompt
 from deepinfra.interfaces.given import Clock, SystemClock
 
-__all__ = ("CompareReport", "CompareRow", "CompareRun", "SideReport", "SideValues", "figure_row", "run_compare")
+__all__ = (
+    "CompareReport",
+    "CompareRow",
+    "CompareRun",
+    "SideReport",
+    "SideValues",
+    "Slowdown",
+    "figure_row",
+    "run_compare",
+    "slowdowns",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +96,25 @@ class SideReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """What batch invariance costs in one row, beside the fastest ordinary mode of the same format.
+
+    Attributes:
+        row: Name of the row.
+        format: `stored`, or the type to which weights are decoded.
+        side: The side in batch-invariant mode.
+        fastest: The fastest of ours that multiplies the same format in ordinary mode, by whichever operations.
+        slowdown: How many times slower the former is, by medians: 1.05 is 5 % slower, below 1 is faster.
+    """
+
+    row: str
+    format: str
+    side: str
+    fastest: str
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompareReport:
     """Everything a run found; its fields are those of the JSON output.
 
@@ -96,6 +125,7 @@ class CompareReport:
         run: What was run.
         sides: Who took part.
         rows: What was measured.
+        slowdowns: What batch invariance costs, for each side in that mode beside which an ordinary one was measured.
         cpu: What else the machine did meanwhile; with `noisy` the figures are not to be trusted.
         rounds: The same for each round.
     """
@@ -106,6 +136,7 @@ class CompareReport:
     run: CompareRun
     sides: tuple[SideReport, ...]
     rows: tuple[CompareRow, ...]
+    slowdowns: tuple[Slowdown, ...]
     cpu: CpuUse
     rounds: tuple[CpuUse, ...]
 
@@ -162,13 +193,16 @@ async def run_compare(
             found.setdefault(("start to ready", "s"), {})[side.spec.label] = [side.ready_s]
             found.setdefault(("peak memory", "B"), {})[side.spec.label] = [float(side.peak_nbytes())]
     ours = {spec.label for spec in specs if spec.ours}
+    reports = tuple(turns.report(side) for side in sides)
+    rows = tuple(figure_row(name, unit, values, ours) for (name, unit), values in found.items())
     return CompareReport(
         kind="compare",
         model=model,
         threads=threads,
         run=run,
-        sides=tuple(turns.report(side) for side in sides),
-        rows=tuple(figure_row(name, unit, values, ours) for (name, unit), values in found.items()),
+        sides=reports,
+        rows=rows,
+        slowdowns=slowdowns([report for report in reports if report.label in ours], rows),
         cpu=cpu,
         rounds=tuple(rounds),
     )
@@ -191,6 +225,28 @@ def figure_row(name: str, unit: str, values: Mapping[str, Sequence[float]], ours
         for side, each in values.items()
     )
     return CompareRow(name=name, unit=unit, best_peer=best, sides=sides)
+
+
+def slowdowns(ours: Sequence[SideReport], rows: Sequence[CompareRow]) -> tuple[Slowdown, ...]:
+    """What batch invariance costs in each row of speed, going by what sides of ours say about themselves."""
+    formats: dict[str, str] = {}
+    invariant: set[str] = set()
+    for side in ours:
+        about = {name: words.partition(":")[0] for name, words in side.about.items()}
+        formats[side.label] = "stored" if about.get("weights") == "stored" else about.get("dtype", "")
+        if about.get("numerics", "").startswith("batch-invariant"):
+            invariant.add(side.label)
+    found = []
+    for row in rows:
+        medians = {each.side: each.median for each in row.sides if each.side in formats}
+        for label in [label for label in medians if label in invariant and row.unit == "tok/s"]:
+            same = [each for each in medians if formats[each] == formats[label] and each not in invariant]
+            if fastest := max(same, key=lambda side: medians[side], default=""):
+                slower = medians[fastest] / medians[label]
+                found.append(
+                    Slowdown(row=row.name, format=formats[label], side=label, fastest=fastest, slowdown=slower)
+                )
+    return tuple(found)
 
 
 class _Turns:

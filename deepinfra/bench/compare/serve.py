@@ -13,8 +13,9 @@ from pathlib import Path
 import anyio
 
 from deepinfra.bench.compare.dense import write_dense
+from deepinfra.bench.compare.forms import form_options
 from deepinfra.bench.compare.run import CompareRow, SideReport, figure_row
-from deepinfra.bench.compare.sides import our_options, vllm_environ
+from deepinfra.bench.compare.sides import vllm_environ
 from deepinfra.bench.http import Endpoint
 from deepinfra.bench.load import LoadRun, ask, first_model, made_prompt, run_load
 from deepinfra.bench.machine import CpuUse, CpuWatch, peak_nbytes
@@ -110,14 +111,20 @@ class ServerSpec:
 
 
 def our_servers(forms: Sequence[str], *, model: str, config: Path | None, threads: int) -> list[ServerSpec]:
-    """`deepinfra serve` in some forms of weights, with no store on the disk.
+    """`deepinfra serve` in some forms, with no store on the disk, and in all else as configured.
+
+    Args:
+        forms: See `form_options`.
+        model: Its name.
+        config: The configuration file; `None` for none.
+        threads: That compute.
 
     Raises:
         ConfigError: There is no such form.
     """
     made = []
     for form in forms:
-        executor = our_options(form, threads).items()
+        executor = {**form_options(form), "threads": threads}.items()
         options = {f"DEEPINFRA_POOL__EXECUTOR__{name.upper()}": str(value) for name, value in executor}
         command = [sys.executable, "-m", "deepinfra", "serve", "--port", "0", "--no-store", "--model", model]
         command += ["--config", str(config)] if config else []

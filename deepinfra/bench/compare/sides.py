@@ -17,6 +17,7 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from deepinfra.bench.compare.dense import write_dense
+from deepinfra.bench.compare.forms import form_options
 from deepinfra.bench.machine import peak_nbytes
 from deepinfra.errors import ConfigError, EngineError
 from deepinfra.interfaces.given import Clock
@@ -24,24 +25,14 @@ from deepinfra.models import Model
 
 __all__ = (
     "LLAMA_FORMS",
-    "OURS",
     "Peers",
     "Side",
     "SideSpec",
-    "our_options",
     "our_sides",
     "peer_sides",
     "running",
     "vllm_environ",
 )
-
-OURS: Mapping[str, Mapping[str, object]] = {
-    "stored": {"weights": "stored"},
-    "bfloat16": {"weights": "dense", "dtype": "bfloat16"},
-    "float32": {"weights": "dense", "dtype": "float32"},
-    "torch": {"kernels": "torch"},
-}
-"""Forms of ours by name, and the executor's options that make them; `+invariant` behind a name adds that mode."""
 
 LLAMA_FORMS = ("shipped", "q4_0", "q8_0", "bf16")
 """Formats of llama.cpp: the file as it is, and others it is written in first."""
@@ -49,6 +40,8 @@ LLAMA_FORMS = ("shipped", "q4_0", "q8_0", "bf16")
 _SCRIPTS = Path(__file__).parent / "peers"
 _LINE = 16 * 2**20
 _END_S = 20.0
+_SAID = 600
+"""Characters of a program's last words that an error carries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +125,18 @@ class Side:
         try:
             line = await self._lines.receive_until(b"\n", _LINE)
         except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError):
-            said = self._log.read_text(errors="replace").strip()[-600:]
-            raise EngineError(f"{self.spec.label} ended: {said}") from None
+            said = _last_lines(self._log.read_text(errors="replace"))
+            raise EngineError(f"{self.spec.label} ended: {said or 'it said nothing'}") from None
         answer: dict[str, object] = json.loads(line)
         return answer
+
+
+def _last_lines(text: str) -> str:
+    """What a program said last, in whole lines: an error is at the end of a traceback."""
+    lines = text.strip().splitlines()
+    while len(lines) > 1 and sum(map(len, lines)) > _SAID:
+        lines.pop(0)
+    return "\n".join(lines)[-_SAID:]
 
 
 @asynccontextmanager
@@ -169,31 +170,24 @@ async def running(spec: SideSpec, clock: Clock) -> AsyncGenerator[Side]:
 
 
 def our_sides(forms: Sequence[str], *, model: str, config: Path | None, threads: int) -> list[SideSpec]:
-    """Deepinfra in some forms, each in a process of its own.
+    """Deepinfra in some forms, each in a process of its own, and in all else as configured.
+
+    Args:
+        forms: See `form_options`.
+        model: Its name.
+        config: The configuration file; `None` for none.
+        threads: That compute.
 
     Raises:
         ConfigError: There is no such form.
     """
     made = []
     for form in forms:
-        executor = our_options(form, threads)
+        executor = {**form_options(form), "threads": threads}
         told = json.dumps({"model": model, "config": str(config) if config else None, "executor": executor})
         command = (sys.executable, "-m", "deepinfra.bench.compare.ours", told)
         made.append(SideSpec(label=f"ours {form}", ours=True, command=command))
     return made
-
-
-def our_options(form: str, threads: int | None = None) -> dict[str, object]:
-    """Options of the executor that make a form.
-
-    Raises:
-        ConfigError: There is no such form.
-    """
-    name, _, mode = form.partition("+")
-    if name not in OURS or mode not in ("", "invariant"):
-        raise ConfigError(f"no form of ours is named {form!r}; known: {', '.join(OURS)}, each with +invariant")
-    given = {"threads": threads, "batch_invariant": True if mode else None}
-    return {**OURS[name], **{name: value for name, value in given.items() if value is not None}}
 
 
 def peer_sides(peers: Peers, model: Model, folder: Path, *, threads: int, seqs: int, context: int) -> list[SideSpec]:
@@ -235,7 +229,7 @@ def vllm_environ(python: str, threads: int) -> dict[str, str]:
     """What vLLM's CPU build needs to use all cores: by itself it keeps one for other work."""
     environ = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_CPU_KVCACHE_SPACE": "2"}
     # Beside the interpreter as it was named: where a link leads, vLLM is not installed.
-    openmp = Path(python).absolute().parents[1] / "lib" / "libiomp5.so"
+    openmp = Path(python).absolute().parent.parent / "lib" / "libiomp5.so"
     return {**environ, "LD_PRELOAD": str(openmp)} if openmp.exists() else environ
 
 

@@ -26,7 +26,7 @@ h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .25
 p, dd, caption { color: var(--soft); } p { margin: .25rem 0 .75rem; max-width: 46rem; }
 .key { position: sticky; top: 0; z-index: 1; background: var(--paper); border-bottom: 1px solid var(--rule);
   padding: .5rem 0; display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; }
-.key svg { width: 2.2rem; height: .9rem; vertical-align: middle; margin-right: .4rem; }
+.key svg { display: inline-block; width: 2.2rem; height: .9rem; vertical-align: middle; margin-right: .4rem; }
 .plots { display: grid; gap: 1rem 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
 figure { margin: 0; max-width: 36rem; } figcaption { font-size: .9rem; }
 svg { width: 100%; height: auto; display: block; }
@@ -44,7 +44,8 @@ th:first-child, td:first-child { text-align: left; white-space: normal; min-widt
   background: var(--paper); }
 th { font-weight: 600; }
 caption { text-align: left; padding: .25rem 0; } .better { color: var(--c0); } .worse { color: var(--c1); }
-small { color: var(--soft); } footer { margin-top: 2rem; border-top: 1px solid var(--rule); }
+dl { font-size: .9rem; } dt { margin-top: .6rem; font-weight: 600; } dd { margin: 0; max-width: 60rem; }
+small { color: var(--soft); font-weight: 400; } footer { margin-top: 2rem; border-top: 1px solid var(--rule); }
 """ + "\n".join(
     f".line.c{n}, .join.c{n} {{ stroke: var(--c{n}); }} .mark.c{n}, .band.c{n} {{ fill: var(--c{n}); }}"
     for n in range(6)
