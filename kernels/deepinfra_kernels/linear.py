@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = (
     "Compute",
     "PackedMatrix",
+    "Packing",
     "Room",
     "declare",
     "embed",
@@ -54,12 +56,15 @@ class Compute(IntEnum):
 def declare(functions: ctypes.CDLL) -> None:
     """Gives the functions of `linear_abi.h` their signatures."""
     small, number, real, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+    sizes: dict[str, Any] = {
+        "di_packed_kind": (small, small, small),
+        "di_packed_nbytes": (number, small, small, number, number),
+        "di_row_nbytes": (number, small, number),
+        "di_input_nbytes": (number, small, number),
+    }
+    for name, types in sizes.items():  # no time is worth giving up the interpreter's lock, which others would keep
+        setattr(functions, name, ctypes.PYFUNCTYPE(*types)((name, functions)))
     table: dict[str, tuple[list[Any], Any]] = {
-        "di_packed_kind": ([small, small], small),
-        "di_packed_nbytes": ([small, small, number, number], number),
-        "di_row_nbytes": ([small, number], number),
-        "di_input_nbytes": ([small, number], number),
-        "di_pack": ([small, small, number, number, pointer, pointer], small),
         "di_prepare": ([small, pointer, number, number, pointer], None),
         "di_norm": ([pointer, pointer, real, number, number, pointer], None),
         "di_gate": ([small, pointer, pointer, number, number, pointer], None),
@@ -68,6 +73,7 @@ def declare(functions: ctypes.CDLL) -> None:
     for name, (arguments, result) in table.items():
         function = getattr(functions, name)
         function.argtypes, function.restype = arguments, result
+    raising(functions, "di_pack", [pointer, number, small])
     raising(functions, "di_linear", [small, small, number, number, *[pointer] * 3, number, pointer, small])
 
 
@@ -117,6 +123,30 @@ def _mapped(nbytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(memory, np.uint8)
 
 
+class Packing(NamedTuple):
+    """A matrix to be packed; see `PackedMatrix.pack`."""
+
+    source: int
+    compute: Compute
+    out: int
+    inputs: int
+    rows: Any
+    bias: Any = None
+
+
+class _PackingRecord(ctypes.Structure):
+    """`Packing` of linear_abi.h."""
+
+    _fields_ = [
+        ("source", ctypes.c_int),
+        ("compute", ctypes.c_int),
+        ("out", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("packed", ctypes.c_void_p),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
     """A weight matrix `[out, inputs]` in the layout that products read; immutable, shared between threads.
@@ -164,20 +194,33 @@ class PackedMatrix:
             ValueError: The type cannot be multiplied in that form (`packed_nbytes` is `None`), or a size is wrong.
         """
         compute = Compute(compute)
-        nbytes = packed_nbytes(library, source, compute, out, inputs)
-        if nbytes is None:
-            raise ValueError(f"source type {source} [{out}, {inputs}] cannot be packed for {compute.name} activations")
-        size = row_nbytes(library, source, inputs)
-        assert size is not None
-        begin = address("rows", rows, "uint8", (out * size,))
-        data = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8) if room is None else room.take(nbytes)
-        library.functions.di_pack(source, compute, out, inputs, begin, data.ctypes.data)
-        kept = None
-        if bias is not None:
-            kept = np.empty(out, np.float32)
-            ctypes.memmove(kept.ctypes.data, address("bias", bias, "float32", (out,)), kept.nbytes)
-        kind = int(library.functions.di_packed_kind(source, compute))
-        return cls(library, kind, compute, out, inputs, data, kept)
+        return cls.pack_all(library, [Packing(source, compute, out, inputs, rows, bias)], room)[0]
+
+    @classmethod
+    def pack_all(
+        cls, library: Library, matrices: Sequence[Packing], room: Room | None = None, threads: int = 1
+    ) -> list[PackedMatrix]:
+        """Packs several in one call of C++, beside which Python goes on; arguments and errors as those of `pack`."""
+        check_threads(threads)
+        records = (_PackingRecord * len(matrices))()
+        made = []
+        for record, (source, compute, out, inputs, rows, bias) in zip(records, matrices, strict=True):
+            nbytes, size = packed_nbytes(library, source, compute, out, inputs), row_nbytes(library, source, inputs)
+            if nbytes is None or size is None:
+                why = f"cannot be packed for {compute.name} activations"
+                raise ValueError(f"source type {source} [{out}, {inputs}] {why}")
+            begin = address("rows", rows, "uint8", (out * size,))
+            data = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8) if room is None else room.take(nbytes)
+            kept = None
+            if bias is not None:
+                kept = np.empty(out, np.float32)
+                ctypes.memmove(kept.ctypes.data, address("bias", bias, "float32", (out,)), kept.nbytes)
+            record.source, record.compute, record.out, record.inputs = source, compute, out, inputs
+            record.rows, record.packed = begin, data.ctypes.data
+            kind = int(library.functions.di_packed_kind(source, compute))
+            made.append(cls(library, kind, compute, out, inputs, data, kept))
+        library.functions.di_pack(records, len(records), threads)
+        return made
 
     @property
     def nbytes(self) -> int:

@@ -12,6 +12,7 @@ from deepinfra_kernels.library import Library
 from deepinfra_kernels.linear import (
     Compute,
     PackedMatrix,
+    Packing,
     Room,
     linear,
     multiply,
@@ -306,3 +307,20 @@ def test_what_is_larger_than_a_rooms_chunk_gets_one_of_its_own() -> None:
 def test_no_rows_give_no_rows(library: Library) -> None:
     matrix = packed(library, "Q8_0", Compute.I8, stored("Q8_0", 40, 64), 64)
     assert linear(matrix, np.empty((0, 64), np.float32)).shape == (0, 40)
+
+
+def test_matrices_packed_together_on_threads_are_those_packed_alone(library: Library) -> None:
+    sizes = [("Q4_1", Compute.I8, 2085, 64), ("Q8_0", Compute.I8, 33, 96), ("F32", Compute.BF16, 1024, 33)]
+    matrices = [
+        Packing(SOURCES[name], form, out, n, stored(name, out, n).reshape(-1), np.arange(out, dtype=np.float32))
+        for name, form, out, n in sizes
+    ]
+    together = PackedMatrix.pack_all(library, matrices, Room(), threads=3)
+    for matrix, packing in zip(together, matrices, strict=True):
+        alone = PackedMatrix.pack(library, *packing)
+        assert (matrix.kind, matrix.out, matrix.inputs) == (alone.kind, alone.out, alone.inputs)
+        assert matrix.data.tobytes() == alone.data.tobytes()
+        assert alone.bias is not None
+        assert matrix.bias is not None
+        assert matrix.bias.tobytes() == alone.bias.tobytes()
+    assert PackedMatrix.pack_all(library, []) == []

@@ -234,7 +234,7 @@ def _rank(found: Sequence[Segment], starts: Ordinals, keys: Column, rows: Ordina
     at = np.flatnonzero(equal | np.append(False, equal[:-1])[: len(keys)])
     of = np.searchsorted(starts, rows[at], side="right") - 1
     created, expires = np.empty(len(at)), np.empty(len(at))
-    for number in np.unique(of):
+    for number in set(of.tolist()):
         here = of == number
         table = found[number].table()[rows[at][here] - starts[number]]
         created[here], expires[here] = table["created"], table["expires"]

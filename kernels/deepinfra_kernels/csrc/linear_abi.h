@@ -1,6 +1,7 @@
 // What Python calls of pack.h, rows.h and linear.h. Sizes are checked there; what gives no status throws nothing.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -22,6 +23,16 @@ inline void run_on_threads(int64_t tasks, int threads, F f) {
   work();
 }
 
+// One matrix to be packed: rows of a file, and where they go.
+struct Packing {
+  int source, compute;
+  int64_t out, in;
+  const void* rows;
+  void* packed;
+};
+
+constexpr int64_t kPackedAtOnce = 32 * kTile;  // output columns of a task
+
 }  // namespace di
 
 extern "C" {
@@ -32,8 +43,23 @@ int64_t di_packed_nbytes(int source, int compute, int64_t out, int64_t in) {
 }
 int64_t di_row_nbytes(int source, int64_t in) { return di::row_nbytes(source, in); }
 int64_t di_input_nbytes(int compute, int64_t in) { return di::input_nbytes(static_cast<di::Compute>(compute), in); }
-int di_pack(int source, int compute, int64_t out, int64_t in, const void* rows, void* packed) {
-  return di::pack(source, compute, out, in, rows, packed) ? 0 : -1;
+int di_pack(const di::Packing* matrices, int64_t count, int threads) {
+  return di::guarded([&] {
+    std::vector<di::Packing> parts;
+    for (const di::Packing *m = matrices; m < matrices + count; ++m) {
+      const int64_t nbytes = di::packed_nbytes(m->source, m->compute, m->out, m->in);
+      if (nbytes < 0) throw std::invalid_argument("a matrix cannot be packed in that form");
+      const int64_t row = di::row_nbytes(m->source, m->in), tile = nbytes / ((m->out + di::kTile - 1) / di::kTile);
+      for (int64_t first = 0; first < m->out; first += di::kPackedAtOnce) {
+        parts.push_back({m->source, m->compute, std::min(di::kPackedAtOnce, m->out - first), m->in,
+                         static_cast<const char*>(m->rows) + first * row,
+                         static_cast<char*>(m->packed) + first / di::kTile * tile});
+      }
+    }
+    di::run_on_threads(int64_t(parts.size()), threads, [&](int64_t i) {
+      di::pack(parts[i].source, parts[i].compute, parts[i].out, parts[i].in, parts[i].rows, parts[i].packed);
+    });
+  });
 }
 void di_prepare(int compute, const float* x, int64_t rows, int64_t in, void* inputs) {
   const auto form = static_cast<di::Compute>(compute);

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
 from deepinfra_kernels.library import Library
-from deepinfra_kernels.linear import Compute, PackedMatrix, Room, packed_nbytes
+from deepinfra_kernels.linear import Compute, PackedMatrix, Packing, Room, packed_nbytes
 from numpy.typing import NDArray
 
 from deepinfra.executors.torch.choice import is_stored
@@ -19,6 +18,9 @@ __all__ = ("SOURCES", "Packer")
 
 SOURCES: Final[Mapping[str, int]] = {kind.name: number for number, kind in GGML_TYPES.items()}
 """Numbers of formats, by which kernels know them."""
+
+_BATCH: Final = 256 << 20
+"""Bytes of files packed in one call: many, for Python, whose lock others hold at a start, has a part in each call."""
 
 
 class Packer:
@@ -51,26 +53,35 @@ class Packer:
     def matrices(self, names: Sequence[str]) -> dict[str, PackedMatrix]:
         """Matrices by the names of their layers, without `.weight`; with their biases, where the files have them."""
         present = set(self._tensors.names())
-        with ThreadPoolExecutor(self._threads) as threads:
-            return dict(zip(names, threads.map(lambda name: self._pack(name, present), names), strict=True))
+        packed: dict[str, PackedMatrix] = {}
+        waiting: dict[str, Packing] = {}
+        nbytes = 0
+        for name in names:
+            self._checkpoint()
+            waiting[name] = self._matrix(name, present)
+            nbytes += waiting[name].rows.nbytes
+            if nbytes >= _BATCH or name == names[-1]:
+                made = PackedMatrix.pack_all(self._library, list(waiting.values()), self._room, self._threads)
+                packed.update(zip(waiting, made, strict=True))
+                waiting, nbytes = {}, 0
+        return packed
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """A vector in float32."""
         self._checkpoint()
         return self._tensors.read(name)
 
-    def _pack(self, name: str, present: set[str]) -> PackedMatrix:
-        self._checkpoint()
+    def _matrix(self, name: str, present: set[str]) -> Packing:
         weight = f"{name}.weight"
         info = self._tensors.info(weight)
         out, inputs = info.shape
         compute = Compute.I8 if self._stored and is_stored(info.dtype, inputs) else self._dense
-        rows: object = self._tensors.raw(weight)
+        rows: memoryview | NDArray[np.uint8] = self._tensors.raw(weight)
         source = SOURCES.get(info.dtype, -1)
         if compute is not Compute.I8 and not self._packs(source, compute, out, inputs):
             rows, source = self._tensors.read(weight).reshape(-1).view(np.uint8), SOURCES["F32"]
         bias = self._tensors.read(f"{name}.bias") if f"{name}.bias" in present else None
-        return PackedMatrix.pack(self._library, source, compute, out, inputs, rows, bias, self._room)
+        return Packing(source, compute, out, inputs, rows, bias)
 
     def _packs(self, source: int, compute: Compute, out: int, inputs: int) -> bool:
         return packed_nbytes(self._library, source, compute, out, inputs) is not None
