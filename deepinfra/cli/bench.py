@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 __all__ = ("bench",)
 
-bench = typer.Typer(no_args_is_help=True, help="Measure how fast it is on this machine.")
+bench = typer.Typer(
+    no_args_is_help=True,
+    help="Measure how fast it is on this machine: by itself (bench offline), beside llama.cpp, vLLM and transformers "
+    "(bench compare), under load (bench serve).",
+)
 bench.command("compare")(compare)
 bench.command("mix")(mix)
 bench.command("overload")(overload)

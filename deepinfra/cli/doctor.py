@@ -55,9 +55,10 @@ def _kernels() -> Finding:
 
     found = survey()
     words = "; ".join(f"{path}: {state}" for path, state in found.items())
-    if any(state.endswith(("built", "used")) for state in found.values()):
+    if any(state == "built" or state.startswith("to be built") for state in found.values()):
         return Finding("ok", "kernels", words)
-    return Finding("warn", "kernels", f"{words or 'deepinfra-kernels is not installed'}; torch computes, slower")
+    hint = "deepinfra-kernels is not installed; install deepinfra-serve[kernels]"
+    return Finding("warn", "kernels", f"{words or hint}: torch computes, slower")
 
 
 def _distributions() -> Iterator[Finding]:

@@ -17,6 +17,8 @@ def sentence_for(error: BaseException) -> str | None:
             sentence = str(leaf)
         elif isinstance(leaf, OSError) and leaf.strerror:
             sentence = f"{leaf.filename}: {leaf.strerror}" if leaf.filename else leaf.strerror
+        elif isinstance(leaf, ModuleNotFoundError) and leaf.name == "torch":
+            sentence = "torch is not installed: install deepinfra-serve[torch]"
         else:
             return None
         if sentence not in sentences:

@@ -56,7 +56,7 @@ def replay(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every outcome.")] = False,
 ) -> None:
-    """Compute the answers of receipts again and compare them, token by token.
+    """Compute recorded answers again from their receipts, and say whether every token is the same.
 
     Exits 0 if every token is the same, else 1: if one differs, if a receipt was made by other weights, kernels or a
     machine of another kind, or if it was altered.
@@ -119,7 +119,7 @@ def _sentence(done: Done) -> str:
         case "same":
             tokens = sum(each.tokens for each in outcome.answers)
             silent = any(each.logprobs is False for each in outcome.answers)
-            return f"{where}: the same {tokens:,} tokens{', other log-probabilities' if silent else ''}{note}"
+            return f"{where}: the same {_count(tokens, 'token')}{', other log-probabilities' if silent else ''}{note}"
         case "incomparable":
             return f"{where}: cannot be compared: {_differences(outcome.obstacles)}{_advice(outcome.obstacles)}"
         case "failed":
@@ -173,7 +173,11 @@ def _summary(done: Sequence[Done], counts: Counter[str]) -> str:
         outcome is not None and outcome.verdict == "same" and not outcome.promised for _, outcome, _ in done
     )
     note = f"; {unpromised:,} of those the same by no promise: batch_invariant = true makes one" if unpromised else ""
-    return f"{len(done):,} receipts: {parts}{note}"
+    return f"{_count(len(done), 'receipt')}: {parts}{note}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _document(done: Done) -> dict[str, object]:

@@ -46,10 +46,11 @@ def verify_invariance(
         bool, typer.Option("--json", help="Print one JSON object; docs/reference/bench.md names its fields.")
     ] = False,
 ) -> None:
-    """Ask the same prompts alone and in batches at temperature 0, in ordinary and in batch-invariant mode.
+    """Show that the batch-invariant mode answers alone as in a batch, to the bit, and where the ordinary one does not.
 
-    Shows the token at which the ordinary mode, computed by torch, first gives another text. Exits 0 if the
-    batch-invariant mode never differs, to the bit, in any token or log-probability; else 1.
+    Asks the same prompts both ways at temperature 0, in both modes. Shows the token at which the ordinary mode,
+    computed by torch, first gives another text. Exits 0 if the batch-invariant mode never differs in any token or
+    log-probability; else 1.
     """
     from deepinfra.bench.invariance import InvarianceRun
     from deepinfra.errors import ConfigError

@@ -86,7 +86,7 @@ def build(
         with _locked(cache):
             if not intact(target):
                 _clear(cache)
-                tell(f"building the {path} kernels with {program}, once")
+                tell(f"building the {path} kernels with {program}: half a minute or more, this once")
                 _compile(program, path, target)
                 _forget_old(cache)
     except OSError as error:
@@ -127,6 +127,14 @@ def _no_compiler(compiler: str | None) -> str:
     return f"there is no C++ compiler: {compiler or ', '.join(_COMPILERS)} is not installed"
 
 
+def _torch_version() -> str:
+    """Empty where torch is not installed: kernels call nothing of it."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def _stem(path: str) -> str:
     """A path's name with a digest of all that decides what is built, except the compiler."""
     if path not in PATHS:
@@ -136,7 +144,7 @@ def _stem(path: str) -> str:
         if file.suffix in (".cpp", ".h"):
             digest.update(f"{file.name}\n".encode())
             digest.update(hashlib.sha256(file.read_bytes()).digest())
-    digest.update(" ".join((*_FLAGS, *_PATH_FLAGS[path], importlib.metadata.version("torch"))).encode())
+    digest.update(" ".join((*_FLAGS, *_PATH_FLAGS[path], _torch_version())).encode())
     return f"{path}-{digest.hexdigest()[:24]}"
 
 

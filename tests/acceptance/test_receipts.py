@@ -130,7 +130,7 @@ def test_an_ordinary_answer_is_the_same_alone_and_named_where_torch_computes(sta
     (outside.folder / "answer.json").write_text(answer.to_json())
     done = outside.run("deepinfra", "replay", "answer.json")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 receipts: 1 the same; 1 of those the same by no promise" in done.stdout
+    assert "1 receipt: 1 the same; 1 of those the same by no promise" in done.stdout
     (outside.folder / "torch.toml").write_text(ordinary + 'kernels = "torch"\n')
     other = outside.run("deepinfra", "replay", "answer.json", "-c", "torch.toml")
     receipt = answer.deepinfra["receipt"]

@@ -14,6 +14,8 @@ import pytest
 from deepinfra.cli.progress import nbytes_text, shown_progress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.conftest import Home
 
 
@@ -122,6 +124,53 @@ def test_a_broken_plugin_is_named(home: Home) -> None:
     done = home.run("plugins")
     assert done.returncode == 1
     assert done.stderr.startswith("deepinfra: plug-in 'tinyplug' of tinyplug 2.0 cannot be loaded: ModuleNotFoundError")
+
+
+NO_TORCH = """
+import importlib.metadata, sys
+
+def version(name, known=importlib.metadata.version):
+    if name == "torch":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+
+importlib.metadata.version = version
+sys.modules["torch"] = None
+"""
+
+
+@pytest.fixture
+def without_torch(home: Home) -> Home:
+    """A place where torch is not installed, and the executor is torch's."""
+    with open(f"{home.environ['PYTHONPATH']}/sitecustomize.py", "w") as file:
+        file.write(NO_TORCH)
+    (home.folder / "deepinfra.toml").write_text('[pool.executor]\nuse = "torch"\n')
+    return home
+
+
+def test_doctor_says_that_torch_is_missing_and_what_to_install(without_torch: Home) -> None:
+    done = without_torch.run("doctor")
+    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    assert (done.returncode, done.stderr) == (1, "")
+    assert ["fail", "torch", "not installed; install deepinfra-serve[torch]"] in lines
+    assert any(what == "kernels" for _, what, _ in lines)
+
+
+@pytest.mark.parametrize("args", [("generate", "Hello", "--model"), ("bench", "quality")])
+def test_a_command_that_needs_torch_says_what_to_install(
+    without_torch: Home, dense: Path, args: tuple[str, ...]
+) -> None:
+    done = without_torch.run(*args, str(dense), DEEPINFRA_POOL__EXECUTOR__KERNELS="torch")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("is not installed: install deepinfra-serve[torch]")
+    assert "Traceback" not in done.stderr
+
+
+def test_commands_that_a_newcomer_looks_for_are_in_the_help(home: Home) -> None:
+    said = " ".join(home.run("--help").stdout.replace("│", " ").split())
+    assert "replay Compute recorded answers again from their receipts" in said
+    assert "verify-invariance Show that the batch-invariant mode answers alone as in a batch" in said
+    assert "llama.cpp, vLLM and transformers (bench compare)" in said
 
 
 # -- looking without starting ---------------------------------------------------------------------

@@ -22,16 +22,16 @@ from deepinfra.schedulers import Bucketed
 from deepinfra.testing.tiny import TinyRecipe
 
 
-def made(count: int = 1, **toy: Any) -> list[Receipt]:
+def made(count: int = 1, *, n: int = 2, max_tokens: int = 6, **toy: Any) -> list[Receipt]:
     """Receipts of the engine that `home`'s configuration describes."""
-    return anyio.run(_made, count, toy)
+    return anyio.run(_made, count, n, max_tokens, toy)
 
 
-async def _made(count: int, toy: dict[str, Any]) -> list[Receipt]:
+async def _made(count: int, n: int, max_tokens: int, toy: dict[str, Any]) -> list[Receipt]:
     receipts = []
     async with Engine(TinyRecipe(), Pool(Bucketed(), ToyExecutor(num_blocks=256, **toy)), name="tiny") as engine:
         for seed in range(count):
-            request = GenerateRequest(input=(1, 2, 3, 104, 105), n=2, seed=seed, max_tokens=6, receipt=True)
+            request = GenerateRequest(input=(1, 2, 3, 104, 105), n=n, seed=seed, max_tokens=max_tokens, receipt=True)
             async with engine.generate(request) as stream:
                 async for _ in stream:
                     pass
@@ -66,6 +66,12 @@ def test_all_the_same_exits_0_and_shows_progress(home: Any) -> None:
         "3 receipts: 3 the same\n"
     )
     assert "replayed: 3 of 3, 3 the same" in done.stderr
+
+
+def test_one_of_something_is_no_plural(home: Any) -> None:
+    (home.folder / "one.json").write_text(lines(made(n=1, max_tokens=1)))
+    done = home.run("replay", "one.json")
+    assert done.stdout == "one.json: the same 1 token\n1 receipt: 1 the same\n"
 
 
 def test_each_way_not_to_be_the_same_exits_1_and_is_named(home: Any) -> None:

@@ -99,6 +99,19 @@ def test_whatever_decides_a_library_changes_its_name(
     assert answer(before) == answer(after) == 42
 
 
+def test_a_machine_without_torch_has_libraries_of_its_own(
+    sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise building.importlib.metadata.PackageNotFoundError(name)
+
+    with_torch = build("avx2", cache)
+    monkeypatch.setattr(building.importlib.metadata, "version", missing)
+    without = build("avx2", cache)
+    assert without != with_torch
+    assert answer(without) == 42
+
+
 def test_each_path_has_a_library_of_its_own(sources: Path, cache: Path) -> None:
     assert build("avx2", cache) != build("avx512", cache)
     with pytest.raises(ValueError, match="not a path"):

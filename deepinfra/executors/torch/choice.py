@@ -112,7 +112,8 @@ def by_torch(kernels: Kernels, weights: WeightForm, why: str) -> Choice:
         raise ConfigError(f"kernels = {kernels} cannot run: {why}")
     if weights == "stored":
         raise ConfigError(f"weights = stored needs kernels, and torch computes here: {why}")
-    return Choice(kernels, (), why, weights, False, "torch multiplies no others")
+    why_weights = "as configured" if weights == "dense" else "torch multiplies decoded weights only"
+    return Choice(kernels, (), why, weights, False, why_weights)
 
 
 def invariant(choice: Choice) -> Choice:
@@ -152,7 +153,7 @@ def _paths(config: DecoderConfig, kernels: Kernels) -> tuple[tuple[str, ...], st
     try:
         from deepinfra_kernels import build, cpu
     except ModuleNotFoundError:
-        return (), "deepinfra-kernels is not installed"
+        return (), "deepinfra-kernels is not installed (install deepinfra-serve[kernels])"
     wanted = tuple(cpu.PATHS) if kernels == "auto" else (kernels,)
     reasons: list[str] = []
     found: list[str] = []
@@ -177,7 +178,8 @@ def survey() -> dict[str, str]:
     cache, found = kernel_cache_dir(), dict[str, str]()
     for path in cpu.PATHS:
         why = cpu.why_not(path) or build.why_not(path, cache)
-        found[path] = why or ("built" if build.cached(path, cache) else "to be built when first used")
+        built = "built" if build.cached(path, cache) else "to be built when first used, for half a minute"
+        found[path] = why or built
     return found
 
 

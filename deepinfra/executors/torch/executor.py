@@ -172,8 +172,9 @@ class TorchExecutor(Executor):
     @property
     def computing(self) -> Computing:
         """See `Executor.computing`."""
-        path, kernels, library = "torch", "", f"torch {importlib.metadata.version('torch')}"
-        if self._library is not None:
+        if self._library is None:
+            path, kernels, library = "torch", "", f"torch {importlib.metadata.version('torch')}"
+        else:
             path, kernels, library = self._library.path, self._library.fingerprint, ""
         return Computing(self._dtype, self._choice.weights, path, kernels, library, machine_kind())
 
@@ -326,7 +327,13 @@ class TorchExecutor(Executor):
                 checkpoint=checkpoint,
             )
         else:
-            from deepinfra.executors.torch.eager import load_eager
+            try:
+                from deepinfra.executors.torch.eager import load_eager
+            except ModuleNotFoundError as error:
+                if error.name != "torch":
+                    raise
+                why = f"torch computes here ({self._choice.why_path}) and is not installed"
+                raise ConfigError(f"{why}: install deepinfra-serve[torch]") from None
 
             model, kv, windows = load_eager(
                 self._model.tensors,
