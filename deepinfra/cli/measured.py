@@ -13,7 +13,7 @@ from deepinfra.cli.setup import OFFLINE, blueprint_for, fetch_models
 if TYPE_CHECKING:
     from deepinfra.models import Model
 
-__all__ = ("Measured", "chart_file", "measured", "names", "numbers")
+__all__ = ("Measured", "chart_file", "measured", "names", "numbers", "writable")
 
 
 class Measured(NamedTuple):
@@ -121,14 +121,25 @@ def chart_file(option: str, chart: Path | None) -> None:
         return
     if chart.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"{option} {chart}: a chart is an HTML file, to be opened in a browser; name it so")
-    new = not chart.exists()
+    writable(option, chart)
+
+
+def writable(option: str, path: Path) -> None:
+    """Make sure before a long run that its file can be written; what is in it stays.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    from deepinfra.errors import ConfigError
+
+    new = not path.exists()
     try:
-        with chart.open("a"):
+        with path.open("a"):
             pass
         if new:
-            chart.unlink()
+            path.unlink()
     except OSError as error:
-        raise ConfigError(f"{option} {chart} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{option} {path} cannot be written: {error.strerror}") from None
 
 
 def names(option: str, text: str, *, most: int | None = None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from deepinfra.cli.measured import writable
 from deepinfra.cli.progress import shown_line
 from deepinfra.cli.setup import OFFLINE, Config, Model, blueprint_for, fetch_models
 
@@ -35,6 +36,8 @@ def mix(
     from deepinfra.bench.simulate.html import page
     from deepinfra.errors import ConfigError
 
+    if html is not None:
+        writable("--html", html)
     blueprint = blueprint_for(config, {"model": model, "pool": {"executor": {"process": True}}}, defaults=OFFLINE)
     if blueprint.pool is None:
         raise ConfigError("bench mix measures one pool; this configuration splits prefill and decode")
@@ -44,7 +47,7 @@ def mix(
     with shown_line() as show:
         report, results = run_mix(lambda: pool.build().executor, run, progress=show)
     if html is not None:
-        html.write_text(page(results))
+        html.write_text(page(results), "utf-8")
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))
         return

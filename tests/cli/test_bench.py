@@ -254,6 +254,16 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
         assert "is not an address like http://127.0.0.1:8000/v1" in str(run(command, "--url", url).exception)
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    assert f"--html {tmp_path} cannot be written: Is a directory" in str(run("mix", "--html", str(tmp_path)).exception)
+    kept = tmp_path / "chart.html"
+    kept.write_text("an older one")
+    assert "no form of ours" in str(run("compare", "--chart", str(kept), "--ours", "x").exception)
+    assert kept.read_text() == "an older one"
+    assert "no form of ours" in str(run("compare", "--chart", str(tmp_path / "new.html"), "--ours", "x").exception)
+    assert not (tmp_path / "new.html").exists()
+
+
 def test_nobody_at_the_address_is_an_error() -> None:
     assert isinstance(run("serve", "--url", "http://127.0.0.1:1/v1").exception, OSError)
 

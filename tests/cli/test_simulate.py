@@ -186,7 +186,8 @@ def test_length_buckets_have_pools_of_their_own(folder: Path) -> None:
         ("mix --cost h100", "'h100' is no device, number and model like h100x8/llama-70b"),
         ("mix --cost wrong.json", "wrong.json: unknown figure 'speed'; known: step, chunk_token"),
         ("mix --rows", "--rows says what --json writes"),
-        ("mix --html nowhere/report.html", "--html nowhere/report.html: there is no folder nowhere"),
+        ("mix --html .", "--html . cannot be written: Is a directory"),
+        ("mix --html nowhere/report.html", "--html nowhere/report.html cannot be written: No such file or directory"),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, arguments: str, why: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deepinfra.cli.measured import writable
 from deepinfra.cli.progress import shown_count
 from deepinfra.cli.setup import Config
 
@@ -103,8 +104,8 @@ def run(
     if rows and as_json is None:
         raise ConfigError("--rows says what --json writes; give --json too")
     for option, path in (("--html", html), ("--json", as_json)):  # before an hour is spent
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"{option} {path}: there is no folder {path.parent}")
+        if path is not None and str(path) != "-":
+            writable(option, path)
     if html is not None and html == as_json:
         raise ConfigError(f"--html and --json would both write {html}")
     variants = variants_for(config, against or (), fleets_for(replicas, split))
@@ -147,7 +148,7 @@ def _tell(
     from deepinfra.cli.simulate.table import table_lines
 
     if html is not None:
-        html.write_text(page(results, price=price))
+        html.write_text(page(results, price=price), "utf-8")
     if as_json is not None:
         text = json.dumps(document(results, price=price, rows=rows), allow_nan=False)
         if str(as_json) == "-":

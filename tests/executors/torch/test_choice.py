@@ -49,6 +49,14 @@ async def text(executor: TorchExecutor) -> list[int]:
         return await host.generate(host.line(PROMPT), 6)
 
 
+def test_torch_says_why_its_weights_are_dense(made: Any) -> None:
+    path = str(made("llama-wide")[0])
+    left = TorchExecutor(path, num_blocks=24, kernels="torch")
+    told = TorchExecutor(path, num_blocks=24, kernels="torch", weights="dense")
+    assert left.explain()["weights"] == "dense: torch multiplies decoded weights only"
+    assert told.explain()["weights"] == "dense: as configured"
+
+
 async def test_a_build_that_fails_is_one_warning_and_the_same_text(
     made: Any, broken: None, warnings: Callable[[], list[str]]
 ) -> None:
