@@ -1,6 +1,7 @@
 // A whole step of a decoder: from tokens to logits, all phases of all layers on one pool.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -45,7 +46,6 @@ class Decoder {
         group_(model.heads / model.kv_heads),
         qkv_width_((model.heads + 2 * model.kv_heads) * model.dim),
         max_rows_(max_rows),
-        pool_(threads),
         x_(max_rows * model.hidden),
         y_(max_rows * model.hidden),
         qkv_(max_rows * qkv_width_),
@@ -54,7 +54,8 @@ class Decoder {
         turns_(max_rows * model.dim),
         partials_(model.kv_heads * Plan::kPartialFloats),
         inputs_(*this, max_rows),
-        remaining_(new std::atomic<int64_t>[max_rows * model.kv_heads]) {
+        remaining_(new std::atomic<int64_t>[max_rows * model.kv_heads]),
+        pool_(threads, [this](int64_t phase, int thread) { idle(phase, thread); }) {
     for (int thread = 0; thread < pool_.threads(); ++thread) own_.push_back(std::make_unique<Own>(*this));
   }
 
@@ -137,6 +138,7 @@ class Decoder {
  private:
   // Up to so many rows every thread prepares a product's inputs for itself: another phase would take longer.
   static constexpr int64_t kAlone = 8;
+  static constexpr int64_t kAsked = 64 << 10;  // bytes that a thread asks for while it waits: many times what it has time for
 
   enum Stage : int {
     kNormAttention, kQKV, kWrite, kAttend, kPrepareOutput, kOutput, kAfterAttention,
@@ -160,6 +162,7 @@ class Decoder {
     Inputs inputs;
     Buffer<float> normed, tile, heads;
     int64_t ready = -1;  // the phase that `inputs` are of
+    int64_t idle = -1, asked = 0;  // the phase whose end it waits for; of how many bytes it has asked for meanwhile
 
     explicit Own(const Decoder& of)
         : attention(of.group_, of.model_.dim, of.cache_.bf16),
@@ -185,6 +188,42 @@ class Decoder {
   int64_t phase_of(Part part, int64_t tasks) {
     if (tasks > 0) clock(part);
     return tasks;
+  }
+
+  // The matrices that a phase multiplies with, side by side; the first is null where there are none.
+  std::array<const Matrix*, 3> multiplied(int64_t phase) const {
+    const Stage stage = stage_of(phase);
+    if (stage >= kPrepareHead) return {stage == kHead ? &model_.head : nullptr};
+    const Layer& layer = layers_[layer_of(phase)];
+    switch (stage) {
+      case kQKV: return {&layer.query, &layer.key, &layer.value};
+      case kOutput: return {&layer.output};
+      case kGated: return {&layer.gate};
+      case kDown: return {&layer.down};
+      default: return {};
+    }
+  }
+
+  // While a thread waits it asks for the weights that it begins the next product with: memory has nothing else to do.
+  void idle(int64_t phase, int thread) {
+    Own& own = *own_[thread];
+    if (own.idle != phase) own.idle = phase, own.asked = 0;
+    if (own.asked >= kAsked) return;
+    while (++phase <= 2 + kStages * model_.layers) {
+      const auto matrices = multiplied(phase);
+      if (matrices[0]) return ask(own, thread, matrices);
+    }
+  }
+
+  void ask(Own& own, int thread, const std::array<const Matrix*, 3>& matrices) {
+    int64_t all = 0;
+    for (const Matrix* m : matrices) all += m ? tiles(*m) : 0;
+    const Grid grid(all, 1, kRows, pool_.threads());
+    int64_t tile = grid.first(pool_.share(grid.tasks(), thread));
+    const Matrix* const* part = matrices.data();
+    for (; tile >= tiles(**part); ++part) tile -= tiles(**part);
+    const char* from = static_cast<const char*>((*part)->data) + tile * tile_nbytes((*part)->kind, (*part)->in);
+    for (const int64_t until = own.asked + 512; own.asked < until; own.asked += 64) fetch(from + own.asked);
   }
 
   static int form(const Matrix& m) { return 1 << int(m.compute); }
@@ -391,7 +430,6 @@ class Decoder {
   const std::vector<float> frequencies_;
   const Cache cache_;
   const int64_t group_, qkv_width_, max_rows_;
-  Pool pool_;
   Buffer<float> x_, y_, qkv_, mixed_, inner_, turns_, partials_;
   Inputs inputs_;
   std::vector<std::unique_ptr<Own>> own_;
@@ -402,6 +440,7 @@ class Decoder {
   Part part_ = Part::kEmbed;
   std::chrono::steady_clock::time_point since_;
   double seconds_[int(Part::kParts)] = {};
+  Pool pool_;  // the last: its threads look at the others
 };
 
 }  // namespace di

@@ -15,12 +15,12 @@ constexpr int64_t kRows = 96;  // most rows of a call: their inputs stay in the 
 constexpr int kDenseRows = kWide ? 12 : 3;   // rows computed together: as many sums as fit into the registers
 constexpr int kGroupRows = kWide ? 6 : 2;
 
-// Weights are asked for this far ahead, into the second-level cache, by products that take longer than reading them:
-// by those of at least so many rows. Measured on Zen 4, cold, one thread, 8 rows with all matrices of SmolLM2: Q8_0
-// 6.0 ms instead of 10.1, Q4_1 6.5 and 9.4, bfloat16 9.5 and 11.3; about what they take if weights are in the cache.
-// With fewer rows it costs up to a quarter, and asking for the first-level cache costs always.
-constexpr int64_t kAhead = 8192;
-constexpr int kLongF32 = 12, kLongBF16 = 7, kLongBytes = 6, kLongNibbles = 4;
+// How far ahead a product asks for its weights, into the second-level cache: by itself the processor begins anew at each
+// tile and at each page of 4 KiB. Measured on Zen 4, two threads, all of SmolLM2, cold: with the shares of pool.h a step
+// of one stream takes 0.85 of the time, of eight 0.93 (4 bits) and 0.85 (bfloat16); each of the two alone does less than
+// half. One row of bfloat16 gains nothing at 8 KiB, eight gain half at 4 KiB and lose at 2.
+template <bool Nibble, int R>
+constexpr int64_t kAhead = Nibble ? 6144 : R < 4 ? 4096 : 8192;
 
 struct Output {
   float* y;
@@ -51,14 +51,7 @@ DI_INLINE void write(const F16 (&acc)[R][kPanels], const Output& out) {
       std::memcpy(out.y + r * out.stride, part + r * kTile, static_cast<size_t>(out.columns) * sizeof(float));
 }
 
-// Asks for the 128 bytes that are `kAhead` of these.
-template <bool Long>
-DI_INLINE void fetch(const uint8_t* w) {
-  if constexpr (Long) {
-    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead), _MM_HINT_T1);
-    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + 64), _MM_HINT_T1);
-  }
-}
+DI_INLINE void fetch(const void* weights) { _mm_prefetch(static_cast<const char*>(weights), _MM_HINT_T1); }
 
 // One step of k of a tile is 128 bytes: 32 columns of float32, or of two bfloat16.
 template <bool Half, int R>
@@ -72,7 +65,8 @@ inline void dense_rows(const uint8_t* w, const uint8_t* x, int64_t stride, int64
   }
   const int64_t steps = Half ? (in + 1) / 2 : in;
   for (int64_t k = 0; k < steps; ++k, w += 128, x += 4) {
-    fetch<(R >= (Half ? kLongBF16 : kLongF32))>(w);
+    fetch(w + kAhead<false, R>);
+    fetch(w + kAhead<false, R> + 64);
     const I16 w0 = load_int(w), w1 = load_int(w + 64);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -112,7 +106,6 @@ DI_INLINE void group_sums(const uint8_t* w, const uint8_t* x, int64_t stride, I1
   if constexpr (L::kNibble) {
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
-      fetch<(R >= (L::kNibble ? kLongNibbles : kLongBytes))>(w + c * 128);
       const I16 w0 = load_int(w + c * 128), w1 = load_int(w + c * 128 + 64);
       const I16 low0 = low_nibbles(w0), low1 = low_nibbles(w1), high0 = high_nibbles(w0), high1 = high_nibbles(w1);
 #pragma GCC unroll 8
@@ -125,7 +118,6 @@ DI_INLINE void group_sums(const uint8_t* w, const uint8_t* x, int64_t stride, I1
   } else {
 #pragma GCC unroll 8
     for (int c = first; c < first + steps; ++c) {
-      fetch<(R >= (L::kNibble ? kLongNibbles : kLongBytes))>(w + c * 128);
       const I16 w0 = load_int(w + c * 128), w1 = load_int(w + c * 128 + 64);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
@@ -167,7 +159,8 @@ inline void group_rows(const uint8_t* w, const uint8_t* x, int64_t stride, int64
     for (int r = 0; r < R; ++r) acc[r][p] = bias;
   }
   for (int64_t k = 0; k < in; k += kGroup, w += L::kBytes, x += sizeof(InputGroup)) {
-    fetch<(R >= (L::kNibble ? kLongNibbles : kLongBytes))>(w);  // its scales
+#pragma GCC unroll 20
+    for (int64_t at = 0; at < L::kBytes; at += 64) fetch(w + kAhead<L::kNibble, R> + at);
     add_half<L, R, 0>(w, x, stride, acc);
     if constexpr (L::kHalves == 2) {
       asm volatile("" ::: "memory");  // or a compiler mixes the loads of both halves, and cold weights come at a third

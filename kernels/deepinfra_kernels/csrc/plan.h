@@ -52,8 +52,8 @@ struct Grid {
     if (tiles == 0 || rows == 0) return;
     const int64_t blocks = (rows + most - 1) / most;
     block = (rows + blocks - 1) / blocks;
-    // Some ten tasks a thread: a thread that is taken off its core leaves little behind.
-    chunk = std::max<int64_t>(1, tiles * blocks / (10 * threads));
+    // Some six tasks a thread: a thread that is taken off its core leaves little behind.
+    chunk = std::max<int64_t>(1, tiles * blocks / (6 * threads));
     chunks = (tiles + chunk - 1) / chunk;
   }
 
