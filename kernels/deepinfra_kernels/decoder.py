@@ -87,8 +87,6 @@ class Layer:
     Attributes:
         before: `[hidden_size]`, of the norm before attention; `between`, before the gated layer.
         query_norm: `[head_dim]`, where queries are normalised per head before they are rotated; `key_norm` likewise.
-        after_attention: `[hidden_size]`, where what attention gives is normalised before it is added; `after_gated`
-            likewise for the gated layer.
     """
 
     query: PackedMatrix
@@ -102,8 +100,6 @@ class Layer:
     between: NDArray[np.float32]
     query_norm: NDArray[np.float32] | None = None
     key_norm: NDArray[np.float32] | None = None
-    after_attention: NDArray[np.float32] | None = None
-    after_gated: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +216,7 @@ class Decoder:
             raise ValueError(f"max_rows {max_rows} or {len(layers)} layers are out of range")
         self.spec, self.max_rows, self.threads = spec, max_rows, threads
         self._functions = library.functions
-        self._kept: list[Any] = [layers, head, norm, embedding, kv, library]
+        self._kept: list[Any] = [tuple(layers), head, norm, embedding, kv, library]
         hidden, width = spec.hidden_size, spec.num_heads * spec.head_dim
         row = row_nbytes(library, embedding_source, hidden)
         if row is None:

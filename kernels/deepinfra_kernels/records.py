@@ -35,7 +35,7 @@ class MatrixRecord(ctypes.Structure):
 
 
 PRODUCTS: Final = ("query", "key", "value", "output", "gate", "up", "down")
-NORMS: Final = ("before", "between", "query_norm", "key_norm", "after_attention", "after_gated")
+NORMS: Final = ("before", "between", "query_norm", "key_norm")
 
 
 class LayerRecord(ctypes.Structure):

@@ -29,7 +29,7 @@ LENGTH = 290
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "normed-heads-and-biases": {"qk_norm": True, "bias": True, "activation": "gelu_tanh"},
-    "window-and-sandwich": {"window": 40, "sandwich": True, "embedding_scale": 8.0},
+    "window": {"window": 40, "embedding_scale": 8.0},
     "bfloat16": {"kv": torch.bfloat16, "compute": Compute.BF16},
     "integers": {"kv": torch.bfloat16, "compute": Compute.I8},
 }
@@ -47,7 +47,6 @@ class Tiny:
     library: Library
     qk_norm: bool = False
     bias: bool = False
-    sandwich: bool = False
     activation: Any = "silu"
     window: int = 0
     embedding_scale: float = 1.0
@@ -75,8 +74,6 @@ class Tiny:
                     between=self._norm(HIDDEN),
                     query_norm=self._norm(DIM) if self.qk_norm else None,
                     key_norm=self._norm(DIM) if self.qk_norm else None,
-                    after_attention=self._norm(HIDDEN) if self.sandwich else None,
-                    after_gated=self._norm(HIDDEN) if self.sandwich else None,
                 )
             )
         self.spec = Spec(
@@ -122,7 +119,7 @@ class Tiny:
             "kv": torch.full((LAYERS, 2, KV_HEADS, BLOCKS, BLOCK_SIZE, DIM), math.nan, dtype=self.kv),
             "max_rows": 2 * LENGTH,
         }
-        return Decoder(self.library, self.spec, self.layers, threads=threads, **(arguments | changes))
+        return Decoder(self.library, self.spec, **({"layers": self.layers, "threads": threads} | arguments | changes))
 
     def expected(self, tokens: NDArray[np.int64]) -> Tensor:
         """Logits of every position, by definition."""
@@ -158,13 +155,11 @@ class Tiny:
             query = query.unflatten(1, (KV_HEADS, -1))
             scores = torch.einsum("nhgd,mhd->hgnm", query, key) * DIM**-0.5
             weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
-            y = linear(torch.einsum("hgnm,mhd->nhgd", weights, value).flatten(1), layer.output)
-            x = x + (rms(y, layer.after_attention) if self.sandwich else y)
+            x = x + linear(torch.einsum("hgnm,mhd->nhgd", weights, value).flatten(1), layer.output)
             normed = rms(x, layer.between)
             gate = linear(normed, layer.gate)
             gate = functional.silu(gate) if self.activation == "silu" else functional.gelu(gate, approximate="tanh")
-            y = linear(gate * linear(normed, layer.up), layer.down)
-            x = x + (rms(y, layer.after_gated) if self.sandwich else y)
+            x = x + linear(gate * linear(normed, layer.up), layer.down)
         return linear(rms(x, self.norm), self.head)
 
 
@@ -271,6 +266,36 @@ def test_logits_are_those_of_the_rows_that_are_wanted(plain: Tiny) -> None:
         logits, finite = decoder.step(Step.of([(given, 0, 0, table(1)[0])], wanted))
         assert np.array_equal(logits, whole[wanted])
         assert len(finite) == 50
+
+
+def test_chunks_without_wanted_rows_leave_the_keys_and_values_of_the_last_layer_too(tiny: Tiny) -> None:
+    given, blocks = tokens().tolist(), table(0)[0]
+    whole = prompt(tiny.decoder(), given, blocks)
+    decoder = tiny.decoder()
+    other = tokens(2).tolist()
+    for start, end in ((0, 100), (100, 120), (120, 121), (121, 280)):
+        decoder.step(Step.of([(given[start:end], start, 0, blocks)], []))
+    logits, finite = decoder.step(Step.of([(other[:70], 0, 0, table(0, 2)[1]), (given[280:], 280, 0, blocks)], [79]))
+    assert np.array_equal(logits[0], whole[-1])
+    assert finite.all()
+
+
+@pytest.mark.parametrize("wanted", [[], [3], [0, 1, 2, 3]])
+def test_keys_of_the_last_layer_that_are_not_finite_are_told_of_rows_nobody_wants(
+    plain: Tiny, wanted: list[int]
+) -> None:
+    last = dataclasses.replace(plain.layers[1].key, bias=np.full(KV_HEADS * DIM, np.inf, np.float32))
+    layers = [plain.layers[0], dataclasses.replace(plain.layers[1], key=last)]
+    decoder = plain.decoder(layers=layers)
+    _, finite = decoder.step(Step.of([([1, 2, 3, 4], 0, 0, table(0)[0])], wanted))
+    assert not finite.any()
+
+
+def test_the_layers_that_were_given_may_be_forgotten(plain: Tiny) -> None:
+    layers = list(plain.layers)
+    decoder = plain.decoder(layers=layers)
+    layers.clear()
+    assert tuple(decoder._kept[0]) == tuple(plain.layers)
 
 
 def test_the_seconds_of_the_parts_are_told(plain: Tiny) -> None:

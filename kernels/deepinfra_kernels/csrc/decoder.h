@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -16,9 +17,8 @@ namespace di {
 
 struct Layer {
   Matrix query, key, value, output, gate, up, down;
-  const float *before, *between;               // weights of the norms before attention and before the gated layer
-  const float *query_norm, *key_norm;          // [dim], or null
-  const float *after_attention, *after_gated;  // of what is added to the residual stream, or null
+  const float *before, *between;       // weights of the norms before attention and before the gated layer
+  const float *query_norm, *key_norm;  // [dim], or null
 };
 
 struct Model {
@@ -71,6 +71,9 @@ class Decoder {
       const Merge& merge = plan_.merges[i / model_.kv_heads];
       remaining_[i].store(merge.last - merge.first + 1, std::memory_order_relaxed);
     }
+    kept_.assign(step.wanted_rows, step.wanted_rows + step.wanted);
+    std::sort(kept_.begin(), kept_.end());
+    kept_.erase(std::unique(kept_.begin(), kept_.end()), kept_.end());
     std::fill_n(seconds_, int(Part::kParts), 0.0);
     for (auto& own : own_) own->ready = -1;
     since_ = std::chrono::steady_clock::now();
@@ -92,19 +95,18 @@ class Decoder {
     if (stage == kPrepareHead) return phase_of(Part::kNorm, step_.wanted <= kAlone ? 0 : step_.wanted);
     if (stage == kHead) return product(Part::kHead, tiles(model_.head), step_.wanted) + spans;
     const Layer& layer = layers_[layer_of(phase)];
+    const int64_t kept = kept_rows(layer_of(phase));
     switch (stage) {
-      case kNormAttention:
-      case kNormGated: return phase_of(Part::kNorm, alone ? 0 : rows);
+      case kNormAttention: return phase_of(Part::kNorm, alone ? 0 : rows);
       case kQKV: return product(Part::kQKV, tiles(layer.query) + tiles(layer.key) + tiles(layer.value), rows);
       case kWrite: return phase_of(Part::kWrite, int64_t(plan_.spans.size()));
       case kAttend: return phase_of(Part::kAttention, int64_t(plan_.attention.size()) * model_.kv_heads);
       case kPrepareOutput:
-      case kPrepareDown: return phase_of(Part::kNorm, alone ? 0 : rows);
-      case kOutput: return product(Part::kOutput, tiles(layer.output), rows);
-      case kAfterAttention: return phase_of(Part::kNorm, layer.after_attention ? rows : 0);
-      case kGated: return product(Part::kGated, tiles(layer.gate), rows);
-      case kDown: return product(Part::kDown, tiles(layer.down), rows);
-      case kAfterGated: return phase_of(Part::kNorm, layer.after_gated ? rows : 0);
+      case kNormGated:
+      case kPrepareDown: return phase_of(Part::kNorm, kept <= kAlone ? 0 : kept);
+      case kOutput: return product(Part::kOutput, tiles(layer.output), kept);
+      case kGated: return product(Part::kGated, tiles(layer.gate), kept);
+      case kDown: return product(Part::kDown, tiles(layer.down), kept);
       default: return 0;
     }
   }
@@ -119,18 +121,20 @@ class Decoder {
     const int64_t index = layer_of(phase);
     const Layer& layer = layers_[index];
     switch (stage) {
-      case kNormAttention: return norm(own, inputs_, layer.before, forms_qkv(layer), task);
-      case kQKV: return multiply_qkv(own, layer, phase, task);
+      case kNormAttention: return norm(own, inputs_, layer.before, forms_qkv(layer), task, task);
+      case kQKV: return multiply_qkv(own, layer, index, phase, task);
       case kWrite: return write_span(own, layer, index, plan_.spans[task]);
       case kAttend: return attend(own, layer, index, task);
-      case kPrepareOutput: return prepare(inputs_, form(layer.output), mixed_ + task * width(), width(), task);
-      case kOutput: return add_product(own, layer.output, layer.after_attention, mixed_.get(), width(), phase, task);
-      case kAfterAttention: return add_normed(own, layer.after_attention, task);
-      case kNormGated: return norm(own, inputs_, layer.between, forms_gated(layer), task);
-      case kGated: return multiply_gated(own, layer, phase, task);
-      case kPrepareDown: return prepare(inputs_, form(layer.down), inner_ + task * model_.inner, model_.inner, task);
-      case kDown: return add_product(own, layer.down, layer.after_gated, inner_.get(), model_.inner, phase, task);
-      case kAfterGated: return add_normed(own, layer.after_gated, task);
+      case kPrepareOutput: return prepare_output(inputs_, layer, index, task);
+      case kOutput:
+        return add_product(own, layer.output, index, phase, task, [&](int64_t i) {
+          prepare_output(own.inputs, layer, index, i);
+        });
+      case kNormGated: return norm(own, inputs_, layer.between, forms_gated(layer), kept_row(index, task), task);
+      case kGated: return multiply_gated(own, layer, index, phase, task);
+      case kPrepareDown: return prepare_down(inputs_, layer, task);
+      case kDown:
+        return add_product(own, layer.down, index, phase, task, [&](int64_t i) { prepare_down(own.inputs, layer, i); });
       default: return;
     }
   }
@@ -141,8 +145,8 @@ class Decoder {
   static constexpr int64_t kAsked = 64 << 10;  // bytes that a thread asks for while it waits: many times what it has time for
 
   enum Stage : int {
-    kNormAttention, kQKV, kWrite, kAttend, kPrepareOutput, kOutput, kAfterAttention,
-    kNormGated, kGated, kPrepareDown, kDown, kAfterGated, kStages, kPrepareHead, kHead
+    kNormAttention, kQKV, kWrite, kAttend, kPrepareOutput, kOutput,
+    kNormGated, kGated, kPrepareDown, kDown, kStages, kPrepareHead, kHead
   };
 
   // Prepared rows, in each form that a matrix of the model takes.
@@ -178,6 +182,16 @@ class Decoder {
     return behind < 0 ? Stage((phase - 1) % kStages) : Stage(kPrepareHead + behind);
   }
   static int64_t layer_of(int64_t phase) { return (phase - 1) / kStages; }
+
+  // Behind its keys and values the last layer has only those rows that logits are wanted of.
+  bool is_last(int64_t layer) const { return layer + 1 == model_.layers; }
+  int64_t kept_rows(int64_t layer) const { return is_last(layer) ? int64_t(kept_.size()) : step_.rows; }
+  int64_t kept_row(int64_t layer, int64_t i) const { return is_last(layer) ? kept_[i] : i; }
+  bool keeps_any(int64_t layer, int64_t row, int64_t rows) const {
+    if (!is_last(layer)) return true;
+    const auto found = std::lower_bound(kept_.begin(), kept_.end(), row);
+    return found != kept_.end() && *found < row + rows;
+  }
 
   void clock(Part next) {
     const auto now = std::chrono::steady_clock::now();
@@ -236,9 +250,16 @@ class Decoder {
     }
   }
 
-  void norm(Own& own, const Inputs& to, const float* weight, int forms, int64_t row) {
+  // Row `row` becomes input `i`.
+  void norm(Own& own, const Inputs& to, const float* weight, int forms, int64_t row, int64_t i) {
     norm_row(x_ + row * model_.hidden, weight, model_.eps, model_.hidden, own.normed.get());
-    prepare(to, forms, own.normed.get(), model_.hidden, row);
+    prepare(to, forms, own.normed.get(), model_.hidden, i);
+  }
+  void prepare_output(const Inputs& to, const Layer& layer, int64_t index, int64_t i) {
+    prepare(to, form(layer.output), mixed_ + kept_row(index, i) * width(), width(), i);
+  }
+  void prepare_down(const Inputs& to, const Layer& layer, int64_t i) {
+    prepare(to, form(layer.down), inner_ + i * model_.inner, model_.inner, i);
   }
 
   // The inputs of a product: everybody's, or with few rows the thread's own, made at its first task of the phase.
@@ -265,9 +286,9 @@ class Decoder {
     }
   }
 
-  void multiply_qkv(Own& own, const Layer& layer, int64_t phase, int64_t task) {
+  void multiply_qkv(Own& own, const Layer& layer, int64_t index, int64_t phase, int64_t task) {
     const Inputs& from = inputs(own, step_.rows, phase, [&](int64_t row) {
-      norm(own, own.inputs, layer.before, forms_qkv(layer), row);
+      norm(own, own.inputs, layer.before, forms_qkv(layer), row, row);
     });
     const Matrix* const parts[] = {&layer.query, &layer.key, &layer.value};
     const int64_t row = grid_.row(task), count = grid_.count(task);
@@ -275,6 +296,7 @@ class Decoder {
       int64_t tile = at, column = 0;
       const Matrix* const* part = parts;
       for (; tile >= tiles(**part); ++part) tile -= tiles(**part), column += (*part)->out;
+      if (column == 0 && !keeps_any(index, row, count)) continue;  // queries that nobody looks with
       matmul_tile(**part, from.of((*part)->compute), row, count, tile, qkv_ + column, qkv_width_);
     }
   }
@@ -310,6 +332,7 @@ class Decoder {
     const int64_t head = task % model_.kv_heads, dim = model_.dim;
     const Sequence& seq = plan_.seqs[todo.seq];
     const Cells cells(cache_, index, head, seq.table);
+    if (todo.positions < seq.rows && !keeps_any(index, seq.row + todo.at, todo.positions)) return;
     const Tile tile{seq.start + todo.at, todo.positions, group_, model_.window, seq.end()};
     if (todo.positions == seq.rows) {  // its only tile: keys and values are written here, each by the one who reads it
       int64_t from = seq.start, to = seq.end();
@@ -355,33 +378,25 @@ class Decoder {
     return true;
   }
 
-  // x += product, or y = product where it is normalised before it is added.
-  void add_product(Own& own, const Matrix& m, const float* after, const float* from, int64_t n, int64_t phase, int64_t task) {
-    const Inputs& in = inputs(own, step_.rows, phase, [&](int64_t row) {
-      prepare(own.inputs, form(m), from + row * n, n, row);
-    });
+  // x += product.
+  template <class F>
+  void add_product(Own& own, const Matrix& m, int64_t index, int64_t phase, int64_t task, F make) {
+    const Inputs& in = inputs(own, kept_rows(index), phase, make);
     const int64_t row = grid_.row(task), count = grid_.count(task), hidden = model_.hidden;
     for (int64_t tile = grid_.first(task); tile < grid_.last(task); ++tile) {
       matmul_tile(m, in.of(m.compute), row, count, tile, y_.get(), hidden);
-      if (after) continue;
       const int64_t column = tile * kTile, columns = std::min(kTile, hidden - column);
       for (int64_t r = row; r < row + count; ++r) {
-        float* x = x_ + r * hidden + column;
+        float* x = x_ + kept_row(index, r) * hidden + column;
         const float* y = y_ + r * hidden + column;
         for (int64_t i = 0; i < columns; ++i) x[i] += y[i];
       }
     }
   }
 
-  void add_normed(Own& own, const float* weight, int64_t row) {
-    const int64_t hidden = model_.hidden;
-    norm_row(y_ + row * hidden, weight, model_.eps, hidden, own.normed.get());
-    for (int64_t i = 0; i < hidden; ++i) x_[row * hidden + i] += own.normed[i];
-  }
-
-  void multiply_gated(Own& own, const Layer& layer, int64_t phase, int64_t task) {
-    const Inputs& in = inputs(own, step_.rows, phase, [&](int64_t row) {
-      norm(own, own.inputs, layer.between, forms_gated(layer), row);
+  void multiply_gated(Own& own, const Layer& layer, int64_t index, int64_t phase, int64_t task) {
+    const Inputs& in = inputs(own, kept_rows(index), phase, [&](int64_t i) {
+      norm(own, own.inputs, layer.between, forms_gated(layer), kept_row(index, i), i);
     });
     const int64_t row = grid_.row(task), count = grid_.count(task);
     float *gate = own.tile.get(), *up = own.tile + kRows * kTile;
@@ -415,12 +430,15 @@ class Decoder {
     }
   }
 
+  // Its keys and values in the last layer are looked at too: that layer may leave out what comes of them.
   void check(int64_t span) {
     const int64_t last = std::min(step_.rows, (span + 1) * Plan::kSpanRows);
     for (int64_t row = span * Plan::kSpanRows; row < last; ++row) {
       const float* x = x_ + row * model_.hidden;
       bool finite = true;
       for (int64_t i = 0; i < model_.hidden; ++i) finite &= x[i] - x[i] == 0.0f;
+      const float* written = qkv_ + row * qkv_width_;
+      for (int64_t i = width(); i < qkv_width_; ++i) finite &= written[i] - written[i] == 0.0f;
       step_.finite[row] = finite;
     }
   }
@@ -435,6 +453,7 @@ class Decoder {
   std::vector<std::unique_ptr<Own>> own_;
   std::unique_ptr<std::atomic<int64_t>[]> remaining_;
   Plan plan_;
+  std::vector<int64_t> kept_;  // rows that logits are wanted of, in order
   Step step_{};
   Grid grid_;
   Part part_ = Part::kEmbed;
