@@ -178,7 +178,7 @@ class Stepper:
         return handle
 
     async def _over(self, planned: Planned, handle: StepHandle, *, more: bool, astray: bool) -> bool:
-        """Wait for a step and apply what came of it; returns whether it was good.
+        """Wait for a step and apply what came of it; returns whether it was good, for all of its sequences.
 
         Args:
             planned: The step.
@@ -209,7 +209,7 @@ class Stepper:
         self._took(now, 0.0 if result is None else result.seconds)
         if result is not None:
             self._commit(planned, result)
-        return result is not None
+        return result is not None and not result.failed
 
     def _took(self, now: float, seconds: float) -> None:
         """A step is over, for so many seconds of which it was computed."""

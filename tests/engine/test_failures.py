@@ -14,17 +14,18 @@ import pytest
 
 from deepinfra.core.drafts import Draft, TokenView
 from deepinfra.core.events import Event, Failed
-from deepinfra.core.ids import BlockKey
+from deepinfra.core.ids import BlockKey, SeqId
 from deepinfra.core.kv import Match
 from deepinfra.core.model import ExecutorLimits
 from deepinfra.core.request import GenerateRequest, Prompt, TextInput
-from deepinfra.core.step import Choice, StepPlan, StepView
+from deepinfra.core.step import Choice, MaskRows, SeqFailure, StepPlan, StepResult, StepView
 from deepinfra.engine import Engine, Pool
 from deepinfra.errors import (
     ConfigError,
     ContextLengthError,
     ExecutorLost,
     PoolFailedError,
+    StepFailed,
 )
 from deepinfra.executors.toy import ToyExecutor
 from deepinfra.interfaces.executor import StepHandle
@@ -154,6 +155,53 @@ async def test_a_failed_step_ends_its_sequences_only() -> None:
     assert isinstance(bad[-1], Failed)
     assert bad[-1].code == "step-failed"
     assert tokens_of(good) == reference(Ask((1, 2, 3), 5))
+
+
+class Poisoned(ToyExecutor):
+    """Its third step has a row that fails; as in a real one, steps behind it that hold its sequence fail for it."""
+
+    depth = 2
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        if behind := plan.step == 4 and len(plan.items) == 2:  # a row of no sequence: nothing is kept of the step
+            plan = plan._replace(items=(*plan.items, plan.items[0]._replace(seq=SeqId(-1), blocks=())))
+        return _Poisoned(super().submit(plan), plan, behind)
+
+
+class _Poisoned(StepHandle):
+    def __init__(self, inner: StepHandle, plan: StepPlan, behind: bool) -> None:
+        self._inner, self._plan, self._behind = inner, plan, behind
+
+    def masks(self, rows: MaskRows) -> None:
+        self._inner.masks(rows)
+
+    async def result(self) -> StepResult:
+        victim = self._plan.items[0].seq
+        if self._behind:
+            raise StepFailed([victim], "NaN in the logits")
+        result = await self._inner.result()
+        if self._plan.step == 3:
+            return result._replace(outputs=result.outputs[1:], failed=(SeqFailure(victim, "NaN in the logits"),))
+        return result
+
+
+async def test_a_step_behind_one_whose_row_failed_counts_as_no_failure_of_its_own() -> None:
+    async with Engine(TinyRecipe(), Pool(Fcfs(), Poisoned())) as engine, anyio.create_task_group() as tasks:
+        found: dict[int, list[Event]] = {}
+
+        async def run(number: int) -> None:
+            found[number] = await events_of(engine, ask([1, 2, number], 30))
+
+        tasks.start_soon(run, 3)
+        tasks.start_soon(run, 4)
+        with anyio.fail_after(5):
+            while len(found) < 2:
+                await anyio.lowlevel.checkpoint()
+        (pool,) = engine.stats().pools
+        assert pool.steps_ahead > 0
+        assert pool.step_failures == 0
+    (bad,) = [number for number, events in found.items() if isinstance(events[-1], Failed)]
+    assert tokens_of(found[7 - bad]) == reference(Ask((1, 2, 7 - bad), 30))
 
 
 async def test_a_broken_scheduler_fails_the_pool_and_not_the_process() -> None:
