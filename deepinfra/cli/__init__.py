@@ -13,6 +13,9 @@ from deepinfra.cli.failures import sentence_for
 
 __all__ = ("app", "main")
 
+app: typer.Typer
+"""All commands; made when it is asked for, see `__getattr__`."""
+
 _COMMANDS = {
     "serve": "serve",
     "generate": "generate",
