@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import anyio
+import anyio.lowlevel
 import typer
 
 from deepinfra.cli.cache.folder import visible
@@ -83,27 +84,29 @@ async def _replay_all(
     from deepinfra.errors import ReceiptError
 
     done: dict[int, Done] = {}
-    limit, told = anyio.CapacityLimiter(concurrency), 0
+    work, told, same = iter(enumerate(found)), 0, 0
 
-    async def one(index: int, recording: Recording) -> None:
-        nonlocal told
-        async with limit:
+    async def one_by_one() -> None:
+        nonlocal told, same
+        for index, recording in work:
+            await anyio.lowlevel.checkpoint()  # of unreadable ones nothing else waits, and Ctrl-C has to get through
+            outcome: Outcome | None = None
             try:
                 outcome = await replayed(engine, recording.receipt(), anyway=anyway)
             except ReceiptError as error:
                 done[index] = (recording.where, None, str(error))
             else:
                 done[index] = (recording.where, outcome, outcome.why)
-        while told in done:
-            said(visible(_sentence(done[told])))
-            told += 1
-        same = sum(outcome is not None and outcome.verdict == "same" for _, outcome, _ in done.values())
-        show("replayed", len(done), len(found), f"{same:,} the same")
+            while told in done:
+                said(visible(_sentence(done[told])))
+                told += 1
+            same += outcome is not None and outcome.verdict == "same"
+            show("replayed", len(done), len(found), f"{same:,} the same")
 
     with shown_count() as show:
         async with engine, anyio.create_task_group() as tasks:
-            for index, recording in enumerate(found):
-                tasks.start_soon(one, index, recording)
+            for _ in range(min(concurrency, len(found))):
+                tasks.start_soon(one_by_one)
     return [done[index] for index in range(len(found))]
 
 

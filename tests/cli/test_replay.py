@@ -68,6 +68,16 @@ def test_all_the_same_exits_0_and_shows_progress(home: Any) -> None:
     assert "replayed: 3 of 3, 3 the same" in done.stderr
 
 
+def test_a_long_log_is_told_in_its_order_with_a_running_count(home: Any) -> None:
+    (first, last), broken = made(2), '{"requests": "x", "pad": "\n' * 500
+    (home.folder / "log.jsonl").write_text(lines([first]) + broken + lines([last]))
+    done = home.run("replay", "log.jsonl", "--concurrency", "3")
+    said = done.stdout.splitlines()
+    assert [line.partition(": ")[0] for line in said[:-1]] == [f"log.jsonl:{number}" for number in range(1, 503)]
+    assert said[-1] == "502 receipts: 2 the same, 500 unreadable"
+    assert done.stderr.rstrip().endswith("replayed: 502 of 502, 2 the same")
+
+
 def test_one_of_something_is_no_plural(home: Any) -> None:
     (home.folder / "one.json").write_text(lines(made(n=1, max_tokens=1)))
     done = home.run("replay", "one.json")
