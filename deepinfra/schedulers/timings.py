@@ -40,7 +40,7 @@ class Timings:
     """
 
     def __init__(self, folder: str | Path, speed: str) -> None:
-        self._speed = speed
+        self._speed, self._complained = speed, ""
         self.path = Path(folder).expanduser() / f"{hashlib.sha256(speed.encode()).hexdigest()[:16]}.json"
 
     def load(self) -> Sequence[Sample]:
@@ -55,7 +55,7 @@ class Timings:
             return ()
 
     def save(self, cost: StepCost, samples: Iterable[Sample]) -> bool:
-        """Replace the file at once; a folder that cannot be written to costs a warning. Returns whether it was done."""
+        """Replace the file at once; a folder that cannot be written to costs one warning. Returns whether it did."""
         told = {
             "format": _FORMAT,
             "speed": self._speed,
@@ -72,8 +72,12 @@ class Timings:
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
-            _log.warning("measured step times could not be saved in %s: %s", self.path, error)
+            reason = error.strerror or str(error)
+            if reason != self._complained:  # a save is tried every minute
+                _log.warning("measured step times could not be saved in %s: %s", self.path, reason)
+                self._complained = reason
             return False
+        self._complained = ""
         return True
 
     def _parse(self, data: bytes) -> Sequence[Sample]:

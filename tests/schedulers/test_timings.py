@@ -77,6 +77,19 @@ def test_a_folder_that_cannot_be_written_to_costs_a_warning(tmp_path: Path, capl
     assert "could not be saved" in caplog.text
 
 
+def test_the_same_reason_is_warned_of_once_until_a_save_succeeds(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    timings = Timings(tmp_path / "folder", "this one")
+    timings.path.mkdir(parents=True)  # in the file's place
+    assert [timings.save(COST, SAMPLES) for _ in range(3)] == [False] * 3
+    assert caplog.text.count("could not be saved") == 1
+    timings.path.rmdir()
+    assert timings.save(COST, SAMPLES)
+    timings.path.unlink()
+    timings.path.mkdir()
+    assert not timings.save(COST, SAMPLES)
+    assert caplog.text.count("could not be saved") == 2
+
+
 async def test_the_budget_holds_from_the_first_step_of_the_next_life(tmp_path: Path):
     view = StepView(0.0, 0, 4096, 64, 16, 10**6, 10**6, ())
     async with scheduler(tmp_path) as first:
