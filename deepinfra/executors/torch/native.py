@@ -37,6 +37,11 @@ class Native(StepModel):
         """See `StepModel.compute`."""
         counts = np.array([len(item.tokens) for item in items], np.int64)
         lasts = np.cumsum(counts)
+        wants = [item.wanted for item in items]
+        if max(wants) > 1:  # with drafts
+            wanted = np.concatenate([np.arange(last - want, last) for last, want in zip(lasts, wants, strict=True)])
+        else:
+            wanted = lasts[np.array(wants, np.bool_)] - 1
         step = Step(
             tokens=np.concatenate([item.tokens for item in items]),
             counts=counts,
@@ -44,9 +49,7 @@ class Native(StepModel):
             write_froms=np.array([item.write_from for item in items], np.int64),
             ends=np.cumsum([len(item.table) for item in items], dtype=np.int64),
             blocks=np.concatenate([item.table for item in items], dtype=np.int64),
-            wanted=np.concatenate(
-                [np.arange(last - item.wanted, last) for last, item in zip(lasts, items, strict=True)], dtype=np.int64
-            ),
+            wanted=wanted,
         )
         self._logits, finite = self._decoder.step(step)
         fine: list[bool] = np.logical_and.reduceat(finite, lasts - counts).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,7 +43,7 @@ class _Seq:
         self.epoch: Epoch = opened.epoch
         self.length = len(opened.tokens)
         self._buffer = np.array(opened.tokens, np.int64)
-        self.table = list(opened.blocks)
+        self.table = array("q", opened.blocks)  # numpy takes it as it is; of a list it looks at each block each step
         self.window: Window | None = None
 
     @property
