@@ -100,8 +100,10 @@ def fingerprint(path: str) -> str:
 
 
 def why_not(path: str, cache: Path, *, compiler: str | None = None) -> str:
-    """Why `build` would fail at once; empty if it has a library or a compiler. Starts nothing."""
-    return "" if _find(compiler) or cached(path, cache) else _no_compiler(compiler)
+    """Why `build` would fail at once; empty if it has a library, or a compiler and a place to write. Starts nothing."""
+    if cached(path, cache):
+        return ""
+    return _unwritable(cache) if _find(compiler) else _no_compiler(compiler)
 
 
 def cached(path: str, cache: Path) -> Path | None:
@@ -124,7 +126,16 @@ def _find(compiler: str | None) -> str | None:
 
 
 def _no_compiler(compiler: str | None) -> str:
-    return f"there is no C++ compiler: {compiler or ', '.join(_COMPILERS)} is not installed"
+    looked_for = (compiler,) if compiler else _COMPILERS
+    missing = f"{looked_for[0]} is not" if len(looked_for) == 1 else f"none of {', '.join(looked_for)} is"
+    return f"there is no C++ compiler: {missing} installed"
+
+
+def _unwritable(cache: Path) -> str:
+    """Why nothing can be built into a folder that may not exist yet; empty if it can."""
+    existing = next(folder for folder in (cache.absolute(), *cache.absolute().parents) if os.access(folder, os.F_OK))
+    fine = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    return "" if fine else f"nothing is built, and {cache} cannot be written"
 
 
 def _torch_version() -> str:

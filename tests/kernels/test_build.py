@@ -216,6 +216,17 @@ def test_without_a_compiler_only_what_is_cached_is_to_be_had(sources: Path, cach
     assert why_not("avx2", cache, compiler="not-there") == ""
 
 
+def test_a_folder_that_cannot_be_written_is_known_before_a_compiler_starts(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert why_not("avx2", tmp_path / "new" / "folder") == ""
+    assert why_not("avx2", tmp_path / "file" / "folder").endswith("cannot be written")
+
+
+def test_compilers_that_were_looked_for_are_named(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert why_not("avx2", cache).endswith("none of g++, clang++, c++ is installed")
+
+
 def test_a_compiler_that_does_not_end_is_given_up(
     sources: Path, cache: Path, compiler: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,16 +155,18 @@ def _paths(config: DecoderConfig, kernels: Kernels) -> tuple[tuple[str, ...], st
     except ModuleNotFoundError:
         return (), "deepinfra-kernels is not installed (install deepinfra-serve[kernels])"
     wanted = tuple(cpu.PATHS) if kernels == "auto" else (kernels,)
-    reasons: list[str] = []
+    reasons: dict[str, list[str]] = {}
     found: list[str] = []
     for path in wanted:
         why = cpu.why_not(path) or build.why_not(path, kernel_cache_dir())
         if why:
-            reasons.append(f"{path}: {why}" if len(wanted) > 1 else why)
+            reasons.setdefault(why, []).append(path)
         else:
             found.append(path)
     if not found:
-        return (), "; ".join(reasons)
+        if len(reasons) == 1:  # of all that were wanted
+            return (), next(iter(reasons))
+        return (), "; ".join(f"{', '.join(paths)}: {why}" for why, paths in reasons.items())
     chosen = "as configured" if kernels != "auto" else "the best that this CPU runs"
     return tuple(found), chosen
 
