@@ -112,7 +112,11 @@ def test_parts_of_a_step_add_up_to_it_and_name_what_bounds_them(smollm2_path: Pa
     heads = [next(part for part in work["parts"] if part["name"] == "head") for work in (one, two)]
     assert heads[0]["nbytes"] == heads[1]["nbytes"] == 49152 * 576 // 32 * 34
     assert 2 * heads[0]["operations"] == heads[1]["operations"] == 4 * 49152 * 576
-    assert "<figcaption>decode 2" in chart.read_text()
+    drawn = chart.read_text()
+    assert "<figcaption>decode 2" in drawn
+    labels = re.findall('<text class="row"[^>]*>([^<]*)</text>', drawn)
+    assert len(labels) == sum(len(work["parts"]) for work in report["works"])
+    assert max(map(len, labels)) < 60  # what is longer does not fit beside its bar
 
 
 def test_what_torch_computes_is_limited_by_the_kind_its_products_are_of(smollm2_path: Path) -> None:

@@ -95,14 +95,17 @@ def roofline_page(report: RooflineReport) -> str:
                 part.name,
                 part.seconds,
                 (0.0, part.limit_s),
-                f"{part.seconds / work.seconds:.0%} of the step, {part.share:.0%} of its limit ({part.bound})",
+                f"{part.seconds / work.seconds:.0%}; {part.share:.0%} of its {part.bound} limit",
             )
             for part in work.parts
         ]
         ends = [max(part.seconds, part.limit_s) for part in work.parts]
         caption = f"{work.name}: {seconds_text(work.seconds)}, {work.share:.0%} of what could be reached"
-        plots.append(Plot(caption, bars(caption, axis_for("seconds of a step", ends, text=seconds_text), rows)))
-    words = "Bars are medians; the dashed line in each is the least that its bytes and operations take on this machine."
+        plots.append(Plot(caption, bars(caption, axis_for("", ends, text=seconds_text), rows)))
+    words = (
+        "Bars are medians, each with its share of the step; the dashed line in it is the least that its bytes and "
+        "operations take on this machine."
+    )
     return document(
         title,
         [
