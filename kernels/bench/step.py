@@ -8,12 +8,15 @@ Each line is the fastest of many steps, because other programs only ever make a 
 from __future__ import annotations
 
 import argparse
+import math
+import mmap
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from deepinfra_kernels.cache import shape_of
 from deepinfra_kernels.cpu import paths
 from deepinfra_kernels.decoder import Decoder, Layer, Spec, Step
 from deepinfra_kernels.library import Library, load
@@ -40,11 +43,13 @@ def random_rows(rng: np.random.Generator, library: Library, source: int, out: in
 
 
 def random_kv(blocks: int) -> torch.Tensor:
-    """Keys and values in memory of numpy's, which asks for huge pages as the executor's does."""
-    words = np.zeros((LAYERS, 2, KV_HEADS, blocks, BLOCK, DIM), np.int16)
-    kv = torch.from_numpy(words).view(torch.bfloat16)
-    for layer in kv:
-        layer.copy_(torch.randn(layer.shape))
+    """Keys and values in memory that asks for huge pages, as the executor's does."""
+    shape = shape_of(blocks=blocks, layers=LAYERS, kv_heads=KV_HEADS, block_size=BLOCK, head_dim=DIM)
+    memory = mmap.mmap(-1, 2 * math.prod(shape))
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    kv = torch.frombuffer(memory, dtype=torch.bfloat16).view(shape)
+    for block in kv:
+        block.copy_(torch.randn(block.shape))
     return kv
 
 

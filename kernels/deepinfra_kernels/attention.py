@@ -35,7 +35,7 @@ def attend(
 
     Args:
         library: Of the path that computes.
-        kv: `[layers, 2, kv_heads, blocks, block_size, head_dim]`, bfloat16 or float32.
+        kv: In the shape of `cache.shape_of`, bfloat16 or float32.
         layer: Which of its layers.
         queries: `[rows, heads, head_dim]`.
         step: Whose rows these are; tokens mean nothing.
@@ -50,8 +50,6 @@ def attend(
     if not 0 <= layer < cache.layers or not heads or heads % cache.heads or not 0 <= window <= _MOST:
         raise ValueError(f"layer {layer}, {heads} heads or window {window} are out of range")
     check_threads(threads)
-    if cache.dim % 16 or cache.dim > 256:
-        raise ValueError(f"head_dim is {cache.dim}, not a multiple of 16 up to 256")
     begin = address("queries", queries, "float32", (len(step.tokens), heads, cache.dim))
     y = np.empty_like(queries)
     record = step.record()

@@ -185,7 +185,7 @@ class Decoder:
         norm: Weight of the last norm, float32 `[hidden_size]`.
         embedding: The table of `vocab_size` rows as stored, any buffer.
         embedding_source: ggml's number of its type.
-        kv: A tensor or array, bfloat16 or float32, `[layers, 2, num_kv_heads, blocks, block_size, head_dim]`.
+        kv: A tensor or array, bfloat16 or float32, in the shape of `cache.shape_of`.
         threads: With the caller, who computes too.
         max_rows: Most rows of a step.
 

@@ -100,6 +100,8 @@ def declare(functions: ctypes.CDLL) -> None:
         "di_decoder_sizes": ([pointer], None),
         "di_decoder_free": ([pointer], None),
         "di_decoder_seconds": ([pointer, pointer], None),
+        "di_cache_put": ([pointer, number, pointer], None),
+        "di_cache_get": ([pointer, number, pointer], None),
     }
     for name, (arguments, result) in table.items():
         function = getattr(functions, name)
@@ -116,7 +118,7 @@ def declare(functions: ctypes.CDLL) -> None:
 
 
 def cache_record(kv: Any) -> CacheRecord:
-    """Keys and values `[layers, 2, kv_heads, blocks, block_size, head_dim]`, which must outlive it.
+    """Keys and values in the shape of `cache.shape_of`, which must outlive it.
 
     Raises:
         ValueError: They have another type or shape, or gaps.
@@ -124,11 +126,13 @@ def cache_record(kv: Any) -> CacheRecord:
     shape, dtype = tuple(kv.shape), str(kv.dtype).removeprefix("torch.")
     if dtype in ("int16", "uint16"):  # numpy has no bfloat16: its bits are kept as integers
         dtype = "bfloat16"
-    if len(shape) != 6 or shape[1] != 2 or min(shape) < 1:
-        raise ValueError(f"kv has shape {shape}, not [layers, 2, kv_heads, blocks, block_size, head_dim]")
+    if len(shape) != 6 or shape[3] != 2 or min(shape) < 1:
+        raise ValueError(f"kv has shape {shape}, not [blocks, layers, kv_heads, 2, block_size, head_dim]")
     if dtype not in ("bfloat16", "float32"):
         raise ValueError(f"kv is {dtype}, not bfloat16 or float32")
-    layers, _, heads, blocks, block_size, dim = shape
+    blocks, layers, heads, _, block_size, dim = shape
+    if dim % 16 or dim > 256:
+        raise ValueError(f"head_dim is {dim}, not a multiple of 16 up to 256")
     return CacheRecord(
         address("kv", kv, dtype, shape, writes=True), dtype == "bfloat16", layers, heads, blocks, block_size, dim
     )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from deepinfra_kernels import cpu
 from deepinfra_kernels.attention import attend, rotate
+from deepinfra_kernels.cache import Cache, shape_of
 from deepinfra_kernels.decoder import Step
 from deepinfra_kernels.library import Library
 from hypothesis import example, given, settings
@@ -78,7 +79,7 @@ class Known:
         Blocks lie in random places, and every cell that no row may see holds NaN.
         """
         shape, size = self.shape, block_size or self.shape.block_size
-        tables, kv = self._written(rows, size, seed)
+        tables, kv = self._written(library, rows, size, seed)
         step = Step.of(
             [(range(count), start, 0, table) for (_, start, count), table in zip(rows, tables, strict=True)], []
         )
@@ -86,21 +87,24 @@ class Known:
         out = attend(library, kv, 1, queries.numpy(), step, window=shape.window, threads=threads)
         return list(torch.from_numpy(out).split([count for _, _, count in rows]))
 
-    def _written(self, rows: Sequence[tuple[int, int, int]], size: int, seed: int) -> tuple[list[list[int]], Tensor]:
+    def _written(
+        self, library: Library, rows: Sequence[tuple[int, int, int]], size: int, seed: int
+    ) -> tuple[list[list[int]], Tensor]:
         shape = self.shape
         needed = [-(-(start + count) // size) for _, start, count in rows]
         order = np.random.default_rng(seed).permutation(sum(needed) + 3)
-        kv = torch.full((2, 2, shape.kv_heads, len(order), size, shape.dim), math.nan, dtype=self.keys.dtype)
-        tables, at = [], 0
+        cells = shape_of(blocks=len(order), layers=2, kv_heads=shape.kv_heads, block_size=size, head_dim=shape.dim)
+        kv = torch.full(cells, math.nan, dtype=self.keys.dtype)
+        cache, tables, at = Cache(library, kv), [], 0
         for (seq, start, count), blocks in zip(rows, needed, strict=True):
-            table = order[at : at + blocks]
+            table = order[at : at + blocks].tolist()
             at += blocks
-            end = start + count
-            position = torch.arange(end)
-            cells = torch.from_numpy(table)[position // size] * size + position % size
+            whole = torch.full((2, 2, blocks * size, shape.kv_heads, shape.dim), math.nan, dtype=self.keys.dtype)
             for which, numbers in enumerate((self.keys, self.values)):
-                kv[1, which].view(shape.kv_heads, -1, shape.dim)[:, cells] = numbers[seq, :, :end]
-            tables.append(table.tolist())
+                whole[1, which, : start + count] = numbers[seq, :, : start + count].transpose(0, 1)
+            for block, payload in zip(table, whole.split(size, 2), strict=True):
+                cache.put(block, payload.contiguous())
+            tables.append(table)
         return tables, kv
 
 

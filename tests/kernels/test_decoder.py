@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from deepinfra_kernels import cpu
+from deepinfra_kernels.cache import Cache, shape_of
 from deepinfra_kernels.decoder import PARTS, Decoder, Layer, Spec, Step
 from deepinfra_kernels.library import Library
 from deepinfra_kernels.linear import Compute, PackedMatrix
@@ -23,6 +24,7 @@ from torch.nn import functional
 HIDDEN, INNER, VOCAB, LAYERS = 64, 96, 100, 2
 HEADS, KV_HEADS, DIM = 6, 2, 32
 BLOCKS, BLOCK_SIZE = 120, 7
+CELLS = shape_of(blocks=BLOCKS, layers=LAYERS, kv_heads=KV_HEADS, block_size=BLOCK_SIZE, head_dim=DIM)
 LENGTH = 290
 """Positions of the longest sequence here: more than one split, several tiles."""
 
@@ -116,7 +118,7 @@ class Tiny:
             "norm": self.norm,
             "embedding": self.embedding.view(np.uint8).reshape(-1),
             "embedding_source": 0,
-            "kv": torch.full((LAYERS, 2, KV_HEADS, BLOCKS, BLOCK_SIZE, DIM), math.nan, dtype=self.kv),
+            "kv": torch.full(CELLS, math.nan, dtype=self.kv),
             "max_rows": 2 * LENGTH,
         }
         return Decoder(self.library, self.spec, **({"layers": self.layers, "threads": threads} | arguments | changes))
@@ -225,7 +227,7 @@ def test_single_tokens_give_the_bits_of_the_whole_prompt(tiny: Tiny) -> None:
 def test_rows_below_write_from_are_computed_and_write_nothing(plain: Tiny) -> None:
     given, blocks = tokens(count=60).tolist(), table(0)[0]
     for start in (0, 20):  # in several tiles, and in one
-        kv = torch.full((LAYERS, 2, KV_HEADS, BLOCKS, BLOCK_SIZE, DIM), math.nan)
+        kv = torch.full(CELLS, math.nan)
         decoder = plain.decoder(kv=kv)
         whole = prompt(decoder, given, blocks)
         before = kv.clone()
@@ -237,10 +239,13 @@ def test_rows_below_write_from_are_computed_and_write_nothing(plain: Tiny) -> No
 
 
 def test_nothing_is_written_outside_the_rows_cells(plain: Tiny) -> None:
-    kv = torch.full((LAYERS, 2, KV_HEADS, BLOCKS, BLOCK_SIZE, DIM), math.nan)
+    kv = torch.full(CELLS, math.nan)
     blocks = table(3)[0]
     prompt(plain.decoder(kv=kv), tokens(count=45).tolist(), blocks)
-    written = torch.isfinite(kv).flatten(0, 2).all(-1).all(0).flatten()
+    held = torch.empty(BLOCKS, LAYERS, 2, BLOCK_SIZE, KV_HEADS, DIM)
+    for block in range(BLOCKS):
+        Cache(plain.library, kv).get(block, held[block])
+    written = torch.isfinite(held).transpose(1, 3).flatten(2).all(-1).flatten()
     cells = [blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in range(45)]
     assert sorted(cells) == written.nonzero().flatten().tolist()
     assert int(torch.isfinite(kv).sum()) == 45 * 2 * LAYERS * KV_HEADS * DIM
@@ -380,9 +385,9 @@ def test_a_step_that_does_not_fit_is_refused(plain: Tiny, changes: dict[str, Any
         ({"norm": np.ones(HIDDEN)}, "norm is float64"),
         ({"embedding": b"short"}, "embedding"),
         ({"embedding_source": 99}, "embedding of type 99"),
-        ({"kv": torch.zeros(1, 2, KV_HEADS, 3, 4, DIM)}, "kv has shape"),
-        ({"kv": torch.zeros(LAYERS, 2, KV_HEADS, 3, 4, DIM).half()}, "kv is float16"),
-        ({"kv": torch.zeros(LAYERS, 2, KV_HEADS, 3, DIM, 4).transpose(4, 5)}, "gaps"),
+        ({"kv": torch.zeros(3, 1, KV_HEADS, 2, 4, DIM)}, "kv has shape"),
+        ({"kv": torch.zeros(3, LAYERS, KV_HEADS, 2, 4, DIM).half()}, "kv is float16"),
+        ({"kv": torch.zeros(3, LAYERS, KV_HEADS, 2, DIM, 4).transpose(4, 5)}, "gaps"),
     ],
 )
 def test_a_decoder_that_does_not_fit_is_refused(plain: Tiny, changes: dict[str, Any], why: str) -> None:
@@ -401,7 +406,7 @@ def test_a_matrix_of_another_shape_is_refused(plain: Tiny) -> None:
             norm=plain.norm,
             embedding=plain.embedding.view(np.uint8).reshape(-1),
             embedding_source=0,
-            kv=torch.zeros(LAYERS, 2, KV_HEADS, 3, 4, DIM),
+            kv=torch.zeros(3, LAYERS, KV_HEADS, 2, 4, DIM),
             threads=1,
             max_rows=1,
         )

@@ -33,7 +33,7 @@ def library(request: pytest.FixtureRequest, kernels: Callable[[str], Library]) -
 
 
 def cells(dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.zeros((1, 2, KV_HEADS, BLOCKS, BLOCK_SIZE, DIM), dtype=dtype)
+    return torch.zeros((BLOCKS, 1, KV_HEADS, 2, BLOCK_SIZE, DIM), dtype=dtype)
 
 
 def made(library: Library, *, fill: float | None = None, **changes: Any) -> Decoder:
@@ -176,12 +176,12 @@ DECODERS: dict[str, dict[str, Any]] = {
     "half an embedding": {"embedding": np.zeros(VOCAB * HIDDEN * 2, np.uint8)},
     "a norm of float64": {"norm": np.ones(HIDDEN)},
     "KV of five dimensions": {"kv": cells()[0]},
-    "KV of another model": {"kv": torch.zeros((2, 2, KV_HEADS, BLOCKS, BLOCK_SIZE, DIM))},
+    "KV of another model": {"kv": torch.zeros((BLOCKS, 2, KV_HEADS, 2, BLOCK_SIZE, DIM))},
     "KV of float64": {"kv": cells(torch.float64)},
-    "KV with gaps": {"kv": torch.zeros((1, 2, KV_HEADS, BLOCKS, BLOCK_SIZE, 2 * DIM))[..., ::2]},
+    "KV with gaps": {"kv": torch.zeros((BLOCKS, 1, KV_HEADS, 2, BLOCK_SIZE, 2 * DIM))[..., ::2]},
     "KV on no device": {"kv": cells().to("meta")},
     "KV that is read-only": {"kv": np.frombuffer(bytes(4 * cells().numel()), np.float32).reshape(cells().shape)},
-    "no KV": {"kv": cells()[:, :, :, :0]},
+    "no KV": {"kv": cells()[:0]},
 }
 
 
@@ -258,7 +258,7 @@ def test_attention_to_what_does_not_fit_is_refused(library: Library) -> None:
         {"threads": 0},
         {"threads": 10**6},
         {"kv": cells()[0]},
-        {"kv": torch.zeros((1, 2, KV_HEADS, BLOCKS, BLOCK_SIZE, 20))},
+        {"kv": torch.zeros((BLOCKS, 1, KV_HEADS, 2, BLOCK_SIZE, 20))},
     ]
     usual: dict[str, Any] = {"kv": cells(), "layer": 0, "queries": queries, "step": GOOD}
     assert attend(library, **usual).shape == queries.shape
@@ -270,7 +270,7 @@ def test_attention_to_what_does_not_fit_is_refused(library: Library) -> None:
 @pytest.mark.parametrize("bf16", [True, False])
 @pytest.mark.parametrize(("group", "dim"), [(1, 16), (70, 32), (200, 256), (3, 48)])
 def test_attention_of_any_number_of_heads_is_computed(library: Library, group: int, dim: int, bf16: bool) -> None:
-    kv = torch.ones((1, 2, 1, 3, 5, dim), dtype=torch.bfloat16 if bf16 else torch.float32)
+    kv = torch.ones((3, 1, 1, 2, 5, dim), dtype=torch.bfloat16 if bf16 else torch.float32)
     queries = np.ones((9, group, dim), np.float32)
     got = attend(library, kv, 0, queries, Step.of([([0] * 9, 3, 3, [2, 0, 1])], []), threads=3)
     assert np.abs(got - 1).max() < 1e-6

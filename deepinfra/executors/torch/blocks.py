@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +15,13 @@ from deepinfra.core.kv import FRAME_NBYTES
 from deepinfra.core.step import Fill
 from deepinfra.executors.torch.decoder import DecoderConfig
 
-__all__ = ("KVBlocks",)
+__all__ = ("KVBlocks", "mapped")
 
 
-class KVBlocks:
-    """Blocks of some layers of a model, `[layers, k|v, kv_heads, blocks, block_size, head_dim]`.
+class KVBlocks(ABC):
+    """Blocks of some layers of a model, in an order that who computes prefers.
 
-    Heads lie outside blocks, so that reading a batch's blocks by number gives `[k|v, kv_heads, seqs, positions,
-    head_dim]`, which is a batch of matrices without a copy. A record's payload has the order of the model, `[layers,
-    k|v, positions, kv_heads, head_dim]`, whatever the device prefers.
+    A record's payload has the order of the model, `[layers, k|v, positions, kv_heads, head_dim]`, whatever that is.
 
     Args:
         config: The model.
@@ -37,34 +37,35 @@ class KVBlocks:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_kv_heads, self.head_dim = config.num_kv_heads, config.head_dim
         self.num_layers = len(config.paged) if layers is None else layers
-        shape = (self.num_layers, 2, config.num_kv_heads, num_blocks, block_size, config.head_dim)
-        count = int(np.prod(shape, dtype=np.int64))
-        # Mapped on demand, page by page. numpy's own zeros ask for huge pages: a block, which touches every plane of
-        # layers and heads, then took 2 MiB of each, 380 MB for SmolLM2's first token.
-        memory = mmap.mmap(-1, max(1, count * itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-        words = np.frombuffer(memory, np.dtype(f"i{itemsize}"), count=count)
-        self.words: NDArray[np.signedinteger] = words.reshape(shape)
+        self.word = np.dtype(f"i{itemsize}")
 
+    @abstractmethod
     def clear(self, blocks: Iterable[int]) -> None:
         """Zero blocks."""
-        for block in blocks:
-            self.words[:, :, :, block] = 0
 
+    @abstractmethod
     def fill(self, fill: Fill, slot: memoryview) -> None:
         """Copy a slot's payload into a block."""
-        self._block(fill.block)[...] = self._payload(slot)
 
+    @abstractmethod
     def drain(self, block: BlockId, slot: memoryview) -> None:
         """Copy a block into a slot's payload."""
-        self._payload(slot)[...] = self._block(block)
 
-    def _block(self, block: int) -> NDArray[np.signedinteger]:
+    def _checked(self, block: int) -> int:
         if not 0 <= block < self.num_blocks:
             raise IndexError(f"block {block} is not one of {self.num_blocks}: out of range")
-        return self.words[:, :, :, block].swapaxes(2, 3)
+        return block
 
     def _payload(self, slot: memoryview) -> NDArray[np.signedinteger]:
         shape = (self.num_layers, 2, self.block_size, self.num_kv_heads, self.head_dim)
         count = int(np.prod(shape))
-        return np.frombuffer(slot, self.words.dtype, offset=FRAME_NBYTES, count=count).reshape(shape)
+        return np.frombuffer(slot, self.word, offset=FRAME_NBYTES, count=count).reshape(shape)
+
+
+def mapped(shape: tuple[int, ...], dtype: np.dtype[np.number], *, huge: bool) -> NDArray[np.number]:
+    """Zeros that take memory when they are written, page by page; numpy's own ask for huge pages."""
+    count = int(np.prod(shape, dtype=np.int64))
+    memory = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without huge pages knows neither
+        memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype, count=count).reshape(shape)

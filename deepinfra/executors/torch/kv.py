@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from deepinfra.core.ids import BlockId
 from deepinfra.core.kv import FRAME_NBYTES
-from deepinfra.executors.torch.blocks import KVBlocks
+from deepinfra.core.step import Fill
+from deepinfra.executors.torch.blocks import KVBlocks, mapped
 from deepinfra.executors.torch.decoder import DecoderConfig
 
 __all__ = ("PagedKV",)
 
 
 class PagedKV(KVBlocks):
-    """Blocks that torch reads and writes.
+    """Blocks that torch reads and writes, `[layers, k|v, kv_heads, blocks, block_size, head_dim]`.
+
+    Heads lie outside blocks, so that reading a batch's blocks by number gives `[k|v, kv_heads, seqs, positions,
+    head_dim]`, which is a batch of matrices without a copy. So a block touches the plane of each layer and head: with
+    huge pages the first one of SmolLM2 would take 358 MB.
 
     Args:
         config: The model.
@@ -27,6 +37,8 @@ class PagedKV(KVBlocks):
         self, config: DecoderConfig, dtype: torch.dtype, num_blocks: int, block_size: int, layers: int | None = None
     ) -> None:
         super().__init__(config, dtype.itemsize, num_blocks, block_size, layers)
+        shape = (self.num_layers, 2, config.num_kv_heads, num_blocks, block_size, config.head_dim)
+        self.words = mapped(shape, self.word, huge=False)
         data = torch.from_numpy(self.words).view(dtype)
         self._dtype = dtype
         self._positions = data.view(self.num_layers, 2, config.num_kv_heads, -1, config.head_dim)
@@ -35,6 +47,22 @@ class PagedKV(KVBlocks):
             for layer, whole in zip(self._positions.unbind(0), data.unbind(0), strict=True)
         ]
         self._heads = torch.arange(2 * config.num_kv_heads).unsqueeze(1) * num_blocks
+
+    def clear(self, blocks: Iterable[int]) -> None:
+        """See `KVBlocks.clear`."""
+        for block in blocks:
+            self.words[:, :, :, block] = 0
+
+    def fill(self, fill: Fill, slot: memoryview) -> None:
+        """See `KVBlocks.fill`."""
+        self._block(fill.block)[...] = self._payload(slot)
+
+    def drain(self, block: BlockId, slot: memoryview) -> None:
+        """See `KVBlocks.drain`."""
+        self._payload(slot)[...] = self._block(block)
+
+    def _block(self, block: int) -> NDArray[np.number]:
+        return self.words[:, :, :, self._checked(block)].swapaxes(2, 3)
 
     def rows(self, blocks: Tensor) -> Tensor:
         """Row numbers in a layer's pages that hold `blocks` (any order, flat), for keys and values of all heads."""

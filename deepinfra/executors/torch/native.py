@@ -10,9 +10,9 @@ from deepinfra_kernels.library import Library
 from deepinfra_kernels.sampling import Sampler
 from numpy.typing import NDArray
 
-from deepinfra.executors.torch.blocks import KVBlocks
 from deepinfra.executors.torch.choice import matrices
 from deepinfra.executors.torch.decoder import DecoderConfig
+from deepinfra.executors.torch.native_kv import NativeKV
 from deepinfra.executors.torch.rows import Drawn, Row, Rows, StepModel
 from deepinfra.executors.torch.sampler import sample
 from deepinfra.executors.torch.weights.pack import SOURCES, Packer
@@ -82,7 +82,7 @@ def load_native(
     threads: int,
     max_rows: int,
     checkpoint: Callable[[], None],
-) -> tuple[Native, KVBlocks]:
+) -> tuple[Native, NativeKV]:
     """Read and pack a model's weights and make room for its KV; to be called on the thread that will run its steps.
 
     Args:
@@ -122,7 +122,7 @@ def load_native(
     norm = packer.vector("model.norm.weight")
     tensors.release()
     itemsize = {"float32": 4, "bfloat16": 2}[dtype]
-    kv = KVBlocks(config, itemsize, num_blocks, block_size)
+    kv = NativeKV(library, config, itemsize, num_blocks, block_size)
     decoder = Decoder(
         library,
         spec_of(config),
@@ -131,7 +131,7 @@ def load_native(
         norm=norm,
         embedding=tensors.raw(table),  # mapped: rows are read from the file as tokens name them
         embedding_source=SOURCES[tensors.info(table).dtype],
-        kv=kv.words.view(np.float32) if itemsize == 4 else kv.words,
+        kv=kv.words,
         threads=threads,
         max_rows=max_rows,
     )

@@ -17,7 +17,7 @@
 namespace di {
 
 constexpr int64_t kSplit = 256;    // positions whose softmax is computed apart from others'
-constexpr int64_t kTileRows = 96;  // query rows that share a packed block. Packing costs as much as four of them
+constexpr int64_t kTileRows = 96;  // query rows that look at a block while it is near
 
 template <class T>
 class Buffer {  // aligned for vectors, not initialised: memory is mapped when it is written
@@ -67,8 +67,6 @@ class Attention {
         bf16_(bf16),
         rows_(tile_positions(group) * group),
         queries_(rows_ * words_),
-        keys_(words_ * kKeys),
-        values_((bf16 ? kKeys / 2 : kKeys) * dim),
         scores_(kRowsAtOnce * kKeys),
         weights_(kRowsAtOnce * kKeys),
         lanes_(rows_ * kLanes),
@@ -96,9 +94,9 @@ class Attention {
 
   Partial own() const { return Partial::at(own_.get(), rows_); }
 
-  // Computes what the tile's rows see in one split.
-  void split(const Cells& cells, const Tile& tile, int64_t split, const Partial& to) {
-    return bf16_ ? split_of<true>(cells, tile, split, to) : split_of<false>(cells, tile, split, to);
+  // Computes what the tile's rows see in one split. `next` are cells that the thread will need after the tile's.
+  void split(const Cells& cells, const Cells& next, const Tile& tile, int64_t split, const Partial& to) {
+    return bf16_ ? split_of<true>(cells, next, tile, split, to) : split_of<false>(cells, next, tile, split, to);
   }
 
   // Adds a split to those before it.
@@ -125,63 +123,56 @@ class Attention {
 
  private:
   template <bool kBf16>
-  void split_of(const Cells& cells, const Tile& tile, int64_t split, const Partial& to) {
+  void split_of(const Cells& cells, const Cells& next, const Tile& tile, int64_t split, const Partial& to) {
     const int64_t rows = tile.rows(), last = tile.first + tile.positions - 1;
     for (int64_t row = 0; row < rows; ++row) to.high[row] = kLowest;
     std::fill_n(lanes_.get(), rows * kLanes, 0.0f);
     std::fill_n(to.mixed, rows * dim_, 0.0f);
     const int64_t stop = std::min(last + 1, (split + 1) * kSplit);
-    const int64_t start = std::max(split * kSplit, tile.oldest(tile.first) / kKeys * kKeys);
-    const int64_t end = std::min(tile.end, last + 1);
-    for (int64_t from = start; from < stop; from += kKeys) {
-      const BlockRows block(cells, from, end, cells_.get());
+    const int64_t begin = tile.oldest(tile.first) / kKeys * kKeys, end = std::min(tile.end, last + 1);
+    for (int64_t from = std::max(split * kSplit, begin); from < stop; from += kKeys) {
+      const BlockRows block = BlockRows::of<kBf16>(cells, from, end, cells_.get());
+      const Ahead ahead = from + kKeys < end ? Ahead(cells, from + kKeys, end) : Ahead(next, begin, end);
       if (from + kKeys <= tile.first + 1 || tile.positions == 1 || finite<kBf16>(block, dim_)) {
-        look<kBf16>(tile, 0, rows, from, block, to);
+        look<kBf16>(tile, 0, rows, from, block, to, &ahead);
         continue;
       }
       // A weight of zero does not hide a value that is not finite: each position looks at what it may see alone.
       for (int64_t row = 0; row < rows; row += tile.group) {
         const int64_t position = tile.first + row / tile.group;
         if (position < from) continue;
-        const BlockRows own(cells, from, std::min(end, position + 1), cells_.get());
-        look<kBf16>(tile, row, row + tile.group, from, own, to);
+        const BlockRows own = BlockRows::of<kBf16>(cells, from, std::min(end, position + 1), cells_.get());
+        look<kBf16>(tile, row, row + tile.group, from, own, to, nullptr);
       }
     }
     for (int64_t row = 0; row < rows; ++row) to.sum[row] = total(load(lanes_ + row * kLanes));
   }
 
-  // Rows `first .. last` look at a block.
+  // Rows `first .. last` look at a block; the first of them fetch what is ahead.
   template <bool kBf16>
-  void look(const Tile& tile, int64_t first, int64_t last, int64_t from, const BlockRows& block, const Partial& to) {
-    if (last - first <= kFew) return see<kBf16>(tile, first, last - first, from, block, to, true);
-    pack<kBf16>(block, dim_, {keys_.get(), values_.get()});
-    for (int64_t row = first; row < last; row += kRowsAtOnce) {
-      see<kBf16>(tile, row, std::min<int64_t>(kRowsAtOnce, last - row), from, block, to, false);
+  void look(const Tile& tile, int64_t first, int64_t last, int64_t from, const BlockRows& block, const Partial& to,
+            const Ahead* ahead) {
+    for (int64_t row = first; row < last; row += kRowsAtOnce, ahead = nullptr) {
+      see<kBf16>(tile, row, std::min<int64_t>(kRowsAtOnce, last - row), from, block, to, ahead);
     }
   }
 
-  // Rows `row .. row + count` look at a block, which was packed unless they are few.
+  // Rows `row .. row + count` look at a block.
   template <bool kBf16>
   void see(const Tile& tile, int64_t row, int64_t count, int64_t from, const BlockRows& block, const Partial& to,
-           bool few) {
+           const Ahead* ahead) {
     const int64_t youngest = tile.first + (row + count - 1) / tile.group;
     const int64_t oldest = tile.oldest(tile.first + row / tile.group);
     if (youngest < from || oldest >= from + kKeys) return;
     const int64_t used = std::min(block.used, (youngest - from + kLanes) / kLanes * kLanes);
-    if (few) {
-      with_few(count, [&]<int R>() { few_scores<kBf16, R>(queries_ + row * words_, words_, block, scores_.get()); });
-    } else {
-      multiply<kBf16>(count, queries_ + row * words_, words_, keys_.get(), kKeys, words_, scores_.get(), kKeys, used,
-                      nullptr);
-    }
+    with_rows(count, [&]<int R>() {
+      multiply_keys<kBf16, R>(queries_ + row * words_, words_, block, used, scores_.get(), ahead);
+    });
     alignas(64) float change[kLanes] = {};
     weigh<kBf16>(tile, row, count, from, used, to, change);
-    if (few) {
-      with_few(count, [&]<int R>() { few_mixed<kBf16, R>(weights_.get(), block, to.mixed + row * dim_, dim_, change); });
-    } else {
-      multiply<kBf16>(count, weights_.get(), kKeys, values_.get(), dim_, kBf16 ? used / 2 : used,
-                      to.mixed + row * dim_, dim_, dim_, change);
-    }
+    with_rows(count, [&]<int R>() {
+      multiply_values<kBf16, R>(weights_.get(), block, used, to.mixed + row * dim_, dim_, change, ahead);
+    });
   }
 
   // From scores to weights, and by what the rows' sums so far change.
@@ -224,7 +215,7 @@ class Attention {
   int64_t dim_, words_;
   bool bf16_;
   int64_t rows_;
-  Buffer<int32_t> queries_, keys_, values_;
+  Buffer<int32_t> queries_;
   Buffer<float> scores_;
   Buffer<int32_t> weights_;
   Buffer<float> lanes_, own_, all_;

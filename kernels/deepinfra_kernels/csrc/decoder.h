@@ -100,7 +100,7 @@ class Decoder {
       case kNormAttention: return phase_of(Part::kNorm, alone ? 0 : rows);
       case kQKV: return product(Part::kQKV, tiles(layer.query) + tiles(layer.key) + tiles(layer.value), rows);
       case kWrite: return phase_of(Part::kWrite, int64_t(plan_.spans.size()));
-      case kAttend: return phase_of(Part::kAttention, int64_t(plan_.attention.size()) * model_.kv_heads);
+      case kAttend: return phase_of(Part::kAttention, int64_t(plan_.attention.size()));
       case kPrepareOutput:
       case kNormGated:
       case kPrepareDown: return phase_of(Part::kNorm, kept <= kAlone ? 0 : kept);
@@ -124,7 +124,7 @@ class Decoder {
       case kNormAttention: return norm(own, inputs_, layer.before, forms_qkv(layer), task, task);
       case kQKV: return multiply_qkv(own, layer, index, phase, task);
       case kWrite: return write_span(own, layer, index, plan_.spans[task]);
-      case kAttend: return attend(own, layer, index, task);
+      case kAttend: return attend(own, layer, index, plan_.attention[task]);
       case kPrepareOutput: return prepare_output(inputs_, layer, index, task);
       case kOutput:
         return add_product(own, layer.output, index, phase, task, [&](int64_t i) {
@@ -327,11 +327,19 @@ class Decoder {
     }
   }
 
-  void attend(Own& own, const Layer& layer, int64_t index, int64_t task) {
-    const AttentionTask& todo = plan_.attention[task / model_.kv_heads];
-    const int64_t head = task % model_.kv_heads, dim = model_.dim;
+  void attend(Own& own, const Layer& layer, int64_t index, const AttentionTask& todo) {
     const Sequence& seq = plan_.seqs[todo.seq];
-    const Cells cells(cache_, index, head, seq.table);
+    for (int64_t head = todo.head; head < todo.head + todo.heads; ++head) {
+      const Cells cells(cache_, index, head, seq.table);
+      const Cells next(cache_, index, std::min(head + 1, todo.head + todo.heads - 1), seq.table);
+      attend_head(own, layer, index, cells, next, todo, head);
+    }
+  }
+
+  void attend_head(Own& own, const Layer& layer, int64_t index, const Cells& cells, const Cells& next,
+                   const AttentionTask& todo, int64_t head) {
+    const int64_t dim = model_.dim;
+    const Sequence& seq = plan_.seqs[todo.seq];
     if (todo.positions < seq.rows && !keeps_any(index, seq.row + todo.at, todo.positions)) return;
     const Tile tile{seq.start + todo.at, todo.positions, group_, model_.window, seq.end()};
     if (todo.positions == seq.rows) {  // its only tile: keys and values are written here, each by the one who reads it
@@ -349,11 +357,11 @@ class Decoder {
       turn(own, query, layer.query_norm, at, model_.query_scale * kLog2E, turned);
       attention.query(row, turned);
     }
-    if (todo.split >= 0 && !attend_split(attention, cells, tile, todo, head)) return;
+    if (todo.split >= 0 && !attend_split(attention, cells, next, tile, todo, head)) return;
     if (todo.split < 0) {
       attention.open(tile.rows());
       for (int64_t split = tile.first_split(); split <= tile.last_split(); ++split) {
-        attention.split(cells, tile, split, attention.own());
+        attention.split(cells, next, tile, split, attention.own());
         attention.merge(tile.rows(), attention.own());
       }
     }
@@ -363,10 +371,11 @@ class Decoder {
   }
 
   // Computes one split; true if all others of the tile are done and merged here.
-  bool attend_split(Attention& attention, const Cells& cells, const Tile& tile, const AttentionTask& todo, int64_t head) {
+  bool attend_split(Attention& attention, const Cells& cells, const Cells& next, const Tile& tile,
+                    const AttentionTask& todo, int64_t head) {
     float* memory = partials_ + head * Plan::kPartialFloats;
     const int64_t rows = tile.rows(), floats = Partial::floats(rows, model_.dim);
-    attention.split(cells, tile, todo.split, Partial::at(memory + todo.partial, rows));
+    attention.split(cells, next, tile, todo.split, Partial::at(memory + todo.partial, rows));
     const Merge& merge = plan_.merges[todo.merge];
     std::atomic<int64_t>& remaining = remaining_[todo.merge * model_.kv_heads + head];
     if (remaining.fetch_sub(1, std::memory_order_acq_rel) > 1) return false;

@@ -35,31 +35,33 @@ inline const char* why_not(const Cache& cache, int64_t vocab, int64_t max_rows, 
 inline void attend(const Cache& cache, int64_t layer, int64_t group, int64_t window, float scale, const Step& step,
                    const float* queries, float* y, int threads) {
   Plan plan;
-  plan.make(step, group, cache.dim, cache.heads, window, 0);
+  plan.make(step, group, cache.dim, cache.heads, window, threads);
   Pool pool(threads);
   std::vector<std::unique_ptr<Attention>> own;
   for (int i = 0; i < pool.threads(); ++i) own.push_back(std::make_unique<Attention>(group, cache.dim, cache.bf16));
-  pool.run(int64_t(plan.attention.size()) * cache.heads, [&](int64_t task, int thread) {
-    const AttentionTask& todo = plan.attention[task / cache.heads];
+  pool.run(int64_t(plan.attention.size()), [&](int64_t task, int thread) {
+    const AttentionTask& todo = plan.attention[task];
     const Sequence& seq = plan.seqs[todo.seq];
-    const int64_t head = task % cache.heads;
     const Tile tile{seq.start + todo.at, todo.positions, group, window, seq.end()};
-    const Cells cells(cache, layer, head, seq.table);
+    if (todo.split > tile.first_split()) return;  // the first split's task computes all of them
     Attention& attention = *own[thread];
-    const auto at = [&](int64_t row) {
-      return ((seq.row + todo.at + row / group) * cache.heads * group + head * group + row % group) * cache.dim;
-    };
     std::vector<float> scaled(cache.dim);
-    for (int64_t row = 0; row < tile.rows(); ++row) {
-      for (int64_t i = 0; i < cache.dim; ++i) scaled[i] = queries[at(row) + i] * (scale * kLog2E);
-      attention.query(row, scaled.data());
+    for (int64_t head = todo.head; head < todo.head + todo.heads; ++head) {
+      const Cells cells(cache, layer, head, seq.table);
+      const auto at = [&](int64_t row) {
+        return ((seq.row + todo.at + row / group) * cache.heads * group + head * group + row % group) * cache.dim;
+      };
+      for (int64_t row = 0; row < tile.rows(); ++row) {
+        for (int64_t i = 0; i < cache.dim; ++i) scaled[i] = queries[at(row) + i] * (scale * kLog2E);
+        attention.query(row, scaled.data());
+      }
+      attention.open(tile.rows());
+      for (int64_t split = tile.first_split(); split <= tile.last_split(); ++split) {
+        attention.split(cells, cells, tile, split, attention.own());
+        attention.merge(tile.rows(), attention.own());
+      }
+      for (int64_t row = 0; row < tile.rows(); ++row) attention.close(row, y + at(row));
     }
-    attention.open(tile.rows());
-    for (int64_t split = tile.first_split(); split <= tile.last_split(); ++split) {
-      attention.split(cells, tile, split, attention.own());
-      attention.merge(tile.rows(), attention.own());
-    }
-    for (int64_t row = 0; row < tile.rows(); ++row) attention.close(row, y + at(row));
   });
 }
 
@@ -97,6 +99,14 @@ int di_attend(const di::Cache* cache, int64_t layer, int64_t group, int64_t wind
               const float* queries, float* y, int threads) {
   if (const char* why = di::why_not(*cache, INT64_MAX, INT64_MAX, *step)) return di::ended(di::kRefused, why);
   return di::guarded([&] { di::attend(*cache, layer, group, window, scale, *step, queries, y, threads); });
+}
+
+// A block from and to [layers, k|v, positions, kv_heads, dim], of whom both are checked in Python.
+void di_cache_put(const di::Cache* cache, int64_t block, const char* payload) {
+  cache->bf16 ? cache->put<true>(block, payload) : cache->put<false>(block, payload);
+}
+void di_cache_get(const di::Cache* cache, int64_t block, char* payload) {
+  cache->bf16 ? cache->get<true>(block, payload) : cache->get<false>(block, payload);
 }
 
 // Rotates heads [rows, heads, dim] at their positions.

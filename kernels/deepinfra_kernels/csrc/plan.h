@@ -28,12 +28,13 @@ struct Sequence {
   int64_t end() const { return start + rows; }
 };
 
-// A tile of attention: of all its splits (`split` < 0), or of one, with the place of its partial result.
+// A tile of attention for some KV heads, from `head` on: of all its splits (`split` < 0), or of one, with the place of its
+// partial result.
 struct AttentionTask {
-  int64_t seq, at, positions, split, partial, merge;
+  int64_t seq, at, positions, head, heads, split, partial, merge;
 };
 
-// The splits of a tile that different tasks compute: whoever ends last merges them.
+// The splits of a tile and a head that different tasks compute: whoever ends last merges them.
 struct Merge {
   int64_t first, last, partial;  // splits first..last, the place of the first one's partial result
 };
@@ -82,10 +83,21 @@ struct Plan {
       seqs.push_back({row, step.counts[seq], step.starts[seq], step.write_froms[seq], table});
       for (int64_t i = 0; i < step.counts[seq]; ++i) positions.push_back(step.starts[seq] + i);
     }
+    attend(group, dim, kv_heads, window, threads);
+  }
+
+ private:
+  // Tasks are no larger than a fourth of a thread's work, where they can be cut.
+  static constexpr int64_t kShares = 4;
+
+  void attend(int64_t group, int64_t dim, int64_t kv_heads, int64_t window, int threads) {
     const int64_t most = tile_positions(group);
-    const bool few = step.seqs * kv_heads < 8 * threads;
-    int64_t used = 0;
-    for (int64_t i = 0; i < step.seqs; ++i) {
+    int64_t work = 0, used = 0;
+    for (const Sequence& seq : seqs) {
+      if (seq.rows <= most) work += seen(seq, window) * kv_heads;
+    }
+    const int64_t share = work / (kShares * threads) + 1;
+    for (int64_t i = 0; i < int64_t(seqs.size()); ++i) {
       const Sequence& seq = seqs[i];
       if (seq.rows > most) {
         for (int64_t at = 0; at < seq.rows; at += kSpanRows) {
@@ -93,21 +105,35 @@ struct Plan {
         }
         // The last tiles see most: they begin first.
         for (int64_t at = (seq.rows - 1) / most * most; at >= 0; at -= most) {
-          attention.push_back({i, at, std::min(most, seq.rows - at), -1, 0, -1});
+          for (int64_t head = 0; head < kv_heads; ++head) {
+            attention.push_back({i, at, std::min(most, seq.rows - at), head, 1, -1, 0, -1});
+          }
         }
+        continue;
+      }
+      // A task of all heads reads each block's cells of a layer in one piece.
+      if (seen(seq, window) * kv_heads <= share) {
+        attention.push_back({i, 0, seq.rows, 0, kv_heads, -1, 0, -1});
         continue;
       }
       const Tile tile{seq.start, seq.rows, group, window, seq.end()};
       const int64_t floats = Partial::floats(tile.rows(), dim), first = tile.first_split(), last = tile.last_split();
-      if (!few || first == last || used + (last - first + 1) * floats > kPartialFloats) {
-        attention.push_back({i, 0, seq.rows, -1, 0, -1});
+      if (seen(seq, window) <= share || first == last || used + (last - first + 1) * floats > kPartialFloats) {
+        for (int64_t head = 0; head < kv_heads; ++head) attention.push_back({i, 0, seq.rows, head, 1, -1, 0, -1});
         continue;
       }
       merges.push_back({first, last, used});
       for (int64_t split = first; split <= last; ++split, used += floats) {
-        attention.push_back({i, 0, seq.rows, split, used, int64_t(merges.size()) - 1});
+        for (int64_t head = 0; head < kv_heads; ++head) {
+          attention.push_back({i, 0, seq.rows, head, 1, split, used, int64_t(merges.size()) - 1});
+        }
       }
     }
+  }
+
+  // Products of a row and a position, about, in one head.
+  static int64_t seen(const Sequence& seq, int64_t window) {
+    return (window ? std::min(window, seq.end()) : seq.end()) * seq.rows;
   }
 };
 
