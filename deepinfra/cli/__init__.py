@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from typing import Annotated
 
@@ -78,6 +79,8 @@ def _root(
 def main() -> None:
     """Run the command line and exit: 0, 1 with one sentence for what went wrong, 2 for wrong usage."""
     state: dict[str, bool] = {}
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where not every character can be shown, an answer goes on
     try:
         application(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))(obj=state)
     except KeyboardInterrupt:

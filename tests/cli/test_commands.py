@@ -48,6 +48,15 @@ def test_raw_continues_the_text_as_it_stands(home: Home) -> None:
     assert json.loads(done.stdout)["usage"]["prompt_tokens"] == 6
 
 
+def test_an_answer_goes_on_where_not_every_character_can_be_shown(home: Home) -> None:
+    options = ("generate", "Hello", "--max-tokens", "40", "--seed", "1")
+    whole = home.run(*options, PYTHONIOENCODING="utf-8").stdout
+    assert not whole.isascii()
+    done = home.run(*options, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == whole.encode("ascii", "replace").decode()
+
+
 def test_generate_leaves_no_store_behind(home: Home) -> None:
     with open(home.folder / "deepinfra.toml", "a") as file:
         file.write('\n[pool.store]\nuse = "ssd"\n')
