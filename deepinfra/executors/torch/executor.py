@@ -248,6 +248,7 @@ class TorchExecutor(Executor):
             "kernels": f"{self._choice.path}: {self._choice.why_path}",
             "weights": f"{self._choice.weights}: {self._choice.why_weights}",
             "numerics": self._numerics,
+            "threads": str(self._threads or usable_cores()),
             "num_blocks": f"{plan.num_blocks}: {plan.why}",
             "max_context": str(min(self._max_context, plan.num_blocks * self._block_size)),
             "memory": str(plan),

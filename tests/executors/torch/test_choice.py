@@ -12,6 +12,7 @@ from deepinfra_kernels import build, cpu
 
 from deepinfra.errors import ConfigError
 from deepinfra.executors.torch import TorchExecutor
+from deepinfra.executors.torch.machine import usable_cores
 from deepinfra.testing.host import Host
 
 PROMPT = [5, 9, 200, 31, 77, 6, 1, 300, 12]
@@ -119,6 +120,12 @@ async def test_without_a_compiler_torch_computes_and_says_so(
     assert line.count("no-such-program is not installed") == 1
     with pytest.raises(ConfigError, match=r"kernels = avx2 .*no-such-program"):
         TorchExecutor(path, kernels="avx2")
+
+
+def test_the_number_of_threads_is_told_also_where_none_was_asked_for(made: Any) -> None:
+    path = str(made("llama-wide")[0])
+    assert TorchExecutor(path, threads=3).explain()["threads"] == "3"
+    assert TorchExecutor(path).explain()["threads"] == str(usable_cores())
 
 
 @pytest.mark.parametrize(
