@@ -173,7 +173,8 @@ def _promise(outcome: Outcome) -> str:
 def _summary(done: Sequence[Done], counts: Counter[str]) -> str:
     parts = ", ".join(f"{counts[verdict]:,} {word}" for verdict, word in _WORDS.items() if counts[verdict])
     unpromised = sum(
-        outcome is not None and outcome.verdict == "same" and not outcome.promised for _, outcome, _ in done
+        outcome is not None and outcome.verdict == "same" and not outcome.promised and not outcome.obstacles
+        for _, outcome, _ in done
     )
     note = f"; {unpromised:,} of those the same by no promise: batch_invariant = true makes one" if unpromised else ""
     return f"{_count(len(done), 'receipt')}: {parts}{note}"

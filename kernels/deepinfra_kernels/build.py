@@ -70,9 +70,11 @@ def build(
         tell: Is told in one line when a build begins, for it takes seconds.
 
     Raises:
-        BuildError: There is no compiler, it failed, or the folder cannot be written.
+        BuildError: There is no compiler, it failed, or the folder cannot be written, or is one that others write to.
     """
     stem = _stem(path)
+    if doubt := _not_ours(cache):
+        raise BuildError(doubt)
     program = _find(compiler)
     try:
         if program is None:
@@ -101,6 +103,8 @@ def fingerprint(path: str) -> str:
 
 def why_not(path: str, cache: Path, *, compiler: str | None = None) -> str:
     """Why `build` would fail at once; empty if it has a library, or a compiler and a place to write. Starts nothing."""
+    if doubt := _not_ours(cache):
+        return doubt
     if cached(path, cache):
         return ""
     return _unwritable(cache) if _find(compiler) else _no_compiler(compiler)
@@ -129,6 +133,17 @@ def _no_compiler(compiler: str | None) -> str:
     looked_for = (compiler,) if compiler else _COMPILERS
     missing = f"{looked_for[0]} is not" if len(looked_for) == 1 else f"none of {', '.join(looked_for)} is"
     return f"there is no C++ compiler: {missing} installed"
+
+
+def _not_ours(cache: Path) -> str:
+    """Why files of a folder are not to be executed: somebody else could have put them there; empty if nobody could."""
+    try:
+        stat = cache.stat()
+    except OSError:
+        return ""  # it has no files yet, or building tells what is wrong with it
+    if stat.st_uid not in (os.geteuid(), 0):
+        return f"{cache} belongs to another user, who could put any code there"
+    return f"{cache} can be written by everyone: chmod o-w it" if stat.st_mode & 0o002 else ""
 
 
 def _unwritable(cache: Path) -> str:

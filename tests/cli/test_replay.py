@@ -137,6 +137,14 @@ def test_standard_input_is_read_and_other_weights_are_tried_when_told(home: Any)
     assert "although weights differs (recorded 'toy-9', here 'toy-0')" in done.stdout
 
 
+def test_the_same_under_another_configuration_is_not_told_to_ask_for_a_promise(home: Any) -> None:
+    (receipt,) = made()
+    other = msgspec.structs.replace(receipt, recipe="0" * 32, digest="")
+    sealed = msgspec.structs.replace(other, digest=digest_of(other))
+    done = home.run("replay", "-", "--anyway", typed=json.dumps(receipt_json(sealed)))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 receipt: 1 the same")
+
+
 def test_what_has_no_receipt_is_one_sentence(home: Any) -> None:
     (home.folder / "none.jsonl").write_text('{"choices": []}\n{"choices": []}\n')
     for args, sentence in (

@@ -222,6 +222,26 @@ def test_a_folder_that_cannot_be_written_is_known_before_a_compiler_starts(sourc
     assert why_not("avx2", tmp_path / "file" / "folder").endswith("cannot be written")
 
 
+def test_nothing_is_executed_from_a_folder_that_others_could_write_to(
+    sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build("avx2", cache)
+    cache.chmod(0o777)
+    assert why_not("avx2", cache) == f"{cache} can be written by everyone: chmod o-w it"
+    with pytest.raises(BuildError, match="can be written by everyone"):
+        build("avx2", cache)
+    cache.chmod(0o755)
+    assert build("avx2", cache)
+    owner = cache.stat().st_uid
+    if owner == 0:  # root's folder is everybody's to trust
+        os.chown(cache, 12345, -1)
+        owner = 12345
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert "belongs to another user" in why_not("avx2", cache)
+    with pytest.raises(BuildError, match="belongs to another user"):
+        build("avx2", cache)
+
+
 def test_compilers_that_were_looked_for_are_named(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert why_not("avx2", cache).endswith("none of g++, clang++, c++ is installed")
