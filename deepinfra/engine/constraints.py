@@ -113,7 +113,9 @@ class Constraints:
         try:
             entry.library = self._built(constraint)
         except ValueError as error:  # what the library says of text that is no JSON for it
-            raise RequestError(f"the constraint ({constraint.kind}) is refused: {error}", "constraint") from None
+            raise RequestError(
+                f"the constraint ({constraint.kind}) is refused: {_told(str(error))}", "constraint"
+            ) from None
         finally:
             self._threads.release()
 
@@ -130,7 +132,9 @@ class Constraints:
             grammar = LLMatcher.grammar_from_json_schema(schema)
         library = LLMatcher(self._vocabulary(), grammar, log_level=0)
         if library.is_error():
-            raise RequestError(f"the constraint ({constraint.kind}) is refused: {_told(library)}", "constraint")
+            raise RequestError(
+                f"the constraint ({constraint.kind}) is refused: {_told(library.get_error())}", "constraint"
+            )
         # The first mask shows whether anything matches at all, and warms what all copies share.
         if not any(library.compute_bitmask()) or library.is_error():
             raise RequestError(f"nothing matches the constraint ({constraint.kind})", "constraint")
@@ -177,6 +181,7 @@ def _vocabulary_of(recipe: Recipe) -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(words), n_vocab=len(words.tokens))
 
 
-def _told(library: LLMatcher) -> str:
-    """The library's reason in one line, without the picture of where it is."""
-    return " ".join(re.split(r"\n\s*\d+ \| ", library.get_error())[0].split())[:300]
+def _told(error: str) -> str:
+    """The library's reason in one line, without the picture of where it is; of a long one its two ends."""
+    line = " ".join(re.split(r"\n\s*\d+ \| ", error)[0].split())
+    return line if len(line) <= 300 else f"{line[:100]} … {line[-200:]}"

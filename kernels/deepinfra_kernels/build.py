@@ -67,7 +67,7 @@ def build(
         path: A name of `cpu.PATHS`; the CPU need not run it.
         cache: A folder, made if needed, that only its owner writes to: its files are executed.
         compiler: A program; default: the first found of g++, clang++ and c++.
-        tell: Is told in one line when a build begins, for it takes seconds.
+        tell: Is told in one line when a build begins, or another's is waited for, which takes long.
 
     Raises:
         BuildError: There is no compiler, it failed, or the folder cannot be written, or is one that others write to.
@@ -85,7 +85,7 @@ def build(
         if intact(target):
             return target
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache):
+        with _locked(cache, tell):
             if not intact(target):
                 _clear(cache)
                 tell(f"building the {path} kernels with {program}: half a minute or more, this once")
@@ -241,11 +241,15 @@ def _forget_old(cache: Path) -> None:
 
 
 @contextmanager
-def _locked(cache: Path) -> Iterator[None]:
+def _locked(cache: Path, tell: Callable[[str], None] = lambda line: None) -> Iterator[None]:
     """Holds a folder against other processes and threads; the kernel lets go of it when its holder dies."""
     handle = os.open(cache / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"waiting for another process that builds kernels into {cache}")
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

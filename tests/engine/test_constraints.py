@@ -294,6 +294,7 @@ async def test_a_constraint_that_is_met_is_no_dead_end_where_no_stop_id_says_so(
     ("kind", "source", "told"),
     [
         ("regex", "(", "unclosed group"),
+        ("regex", "(" + "a" * 9_000, "unclosed group"),
         ("regex", "(?=a)b", "look-around"),
         ("json_schema", "{", "not JSON"),
         ("json_schema", '{"not": {}}', "'not'"),
@@ -313,6 +314,7 @@ async def test_what_is_wrong_with_a_constraint_is_told_in_one_line(kind: Kind, s
         await answer(Constraint(kind=kind, source=source))
     assert refused.value.param == "constraint"
     assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
 
 
 async def test_a_constraint_that_takes_too_long_is_refused() -> None:

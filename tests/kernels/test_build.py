@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -143,6 +144,18 @@ def test_of_two_builders_at_once_one_builds(
     assert len(files) == 1
     assert starts(tmp_path) == before + 1
     assert answer(files.pop()) == 42
+
+
+def test_who_waits_for_another_build_says_so(sources: Path, cache: Path) -> None:
+    build("avx512", cache)  # so that nothing else needs the lock
+    told: queue.Queue[str] = queue.Queue()
+    with ThreadPoolExecutor(1) as threads:
+        with building._locked(cache):
+            waiting = threads.submit(build, "avx2", cache, tell=told.put)
+            assert told.get(timeout=30) == f"waiting for another process that builds kernels into {cache}"
+            assert not waiting.done()
+        assert answer(waiting.result()) == 42
+    assert told.get_nowait().startswith("building the avx2 kernels")
 
 
 def test_what_killed_builds_left_is_deleted_by_the_next_one(
