@@ -13,8 +13,8 @@ from deepinfra.core.request import CachedTokens, FinishReason, GenerateRequest, 
 from deepinfra.engine.explain import Miss, explanation_of
 from deepinfra.engine.live import Delta, Ending, Live
 from deepinfra.engine.meters import Meters
+from deepinfra.engine.receipts.digest import LogprobDigest
 from deepinfra.engine.receipts.record import Answered
-from deepinfra.engine.receipts.writing import LogprobDigest
 from deepinfra.engine.stops import StopFilter
 from deepinfra.engine.stream import Mailbox, Stream
 from deepinfra.errors import ClientTimeoutError, DeadlineExceededError, EngineError
