@@ -208,7 +208,7 @@ def test_a_receipt_is_found_where_this_server_writes_it_and_nowhere_else() -> No
 
 def test_log_probabilities_are_told_apart_by_their_last_bit() -> None:
     from deepinfra.core.events import TokenLogprobs, TopLogprob
-    from deepinfra.engine.receipts.writing import LogprobDigest
+    from deepinfra.engine.receipts.digest import LogprobDigest
 
     def digest(logprob: float, top: float = -2.0) -> str:
         digest = LogprobDigest()
