@@ -37,6 +37,8 @@ __all__ = (
 
 _MOST: Final = 2**31 - 1
 _MOST_ELEMENTS: Final = 2**56
+_LINE: Final = 64
+"""Bytes of a cache line, which a group of prepared 8-bit inputs begins at."""
 _CHUNK: Final = 32 << 20
 _MADV_HUGEPAGE: Final = getattr(mmap, "MADV_HUGEPAGE", None)
 
@@ -246,7 +248,7 @@ def linear(matrix: PackedMatrix, x: NDArray[np.float32], threads: int = 1) -> ND
 
 
 def prepare(library: Library, compute: Compute, x: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Rounds or quantises rows as products take them: bytes `[rows, nbytes of a row]`.
+    """Rounds or quantises rows as products take them: bytes `[rows, nbytes of a row]` from a cache line on.
 
     Raises:
         ValueError: A shape or type is wrong, or rows of int8 are no whole groups of 32.
@@ -254,7 +256,10 @@ def prepare(library: Library, compute: Compute, x: NDArray[np.float32]) -> NDArr
     rows, n = _rows("x", x, None), x.shape[1]
     if Compute(compute) == Compute.I8 and n % 32:
         raise ValueError(f"x has rows of {n}, which are no whole groups of 32")
-    inputs = np.empty((rows, int(library.functions.di_input_nbytes(compute, n))), np.uint8)
+    row = int(library.functions.di_input_nbytes(compute, n))
+    room = np.empty(rows * row + _LINE - 1, np.uint8)
+    begin = -room.ctypes.data % _LINE
+    inputs = room[begin : begin + rows * row].reshape(rows, row)
     library.functions.di_prepare(compute, x.ctypes.data, rows, n, inputs.ctypes.data)
     return inputs
 
@@ -263,12 +268,15 @@ def multiply(matrix: PackedMatrix, inputs: NDArray[np.uint8], rows: int, y: NDAr
     """Multiplies prepared rows into `y`, float32 `[rows, out]`.
 
     Raises:
-        ValueError: A shape, a type or the number of threads is wrong.
+        ValueError: A shape, a type or the number of threads is wrong, or inputs are not where `prepare` puts them.
         RuntimeError: There are no more threads.
     """
     check_threads(threads)
     library = matrix.library.functions
     row = int(library.di_input_nbytes(matrix.compute, matrix.inputs))
+    begin = address("inputs", inputs, "uint8", (rows, row))
+    if begin % _LINE:
+        raise ValueError(f"inputs do not begin at a multiple of {_LINE} bytes, as those of `prepare` do")
     library.di_linear(
         matrix.kind,
         matrix.compute,
@@ -276,7 +284,7 @@ def multiply(matrix: PackedMatrix, inputs: NDArray[np.uint8], rows: int, y: NDAr
         matrix.inputs,
         matrix.data.ctypes.data,
         None if matrix.bias is None else matrix.bias.ctypes.data,
-        address("inputs", inputs, "uint8", (rows, row)),
+        begin,
         rows,
         address("y", y, "float32", (rows, matrix.out), writes=True),
         threads,

@@ -172,6 +172,21 @@ def test_order_and_number_of_rows_change_no_bit(
     assert linear(matrix, x[one : one + 1], threads).tobytes() == whole[one : one + 1].tobytes()
 
 
+def test_prepared_rows_begin_at_a_cache_line_and_are_refused_elsewhere(library: Library) -> None:
+    matrix = packed(library, "Q8_0", Compute.I8, stored("Q8_0", 16, 64, 0), 64)
+    kept = [prepare(library, Compute.I8, inputs_of(count, 64)) for count in range(1, 40)]
+    assert {inputs.ctypes.data % 64 for inputs in kept} == {0}
+    inputs, y = kept[2], np.empty((3, 16), np.float32)
+    room = np.empty(inputs.nbytes + 128, np.uint8)
+    at = -room.ctypes.data % 64 + 16
+    askew = room[at : at + inputs.nbytes].reshape(inputs.shape)
+    askew[:] = inputs
+    with pytest.raises(ValueError, match="multiple of 64 bytes"):
+        multiply(matrix, askew, 3, y, 1)
+    multiply(matrix, inputs, 3, y, 1)
+    assert y.tobytes() == linear(matrix, inputs_of(3, 64), 1).tobytes()
+
+
 @pytest.mark.parametrize(("name", "form"), FORMS, ids=lambda value: getattr(value, "name", value))
 def test_column_has_the_same_bits_wherever_it_lies(library: Library, name: str, form: Compute) -> None:
     n = 256
