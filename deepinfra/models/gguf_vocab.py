@@ -175,12 +175,12 @@ class GgufVocab:
         named = {self.eos_id, self._id("eot"), self._id("eom")} - {None}
         self.eos_ids = frozenset(by_text | {token for token in named if token is not None})
 
-        of_type: dict[int, set[int]] = {int(kind): set() for kind in TokenType}
-        for token, kind in enumerate(self.types):
-            if kind != 1:  # NORMAL, which nearly all are
-                of_type[kind].add(token)
-        self.control_ids = frozenset(of_type[TokenType.CONTROL] | of_type[TokenType.UNKNOWN] | by_text)
-        self.marker_ids = frozenset(of_type[TokenType.USER_DEFINED] - self.control_ids)
+        self.control_ids = self._of(TokenType.CONTROL, TokenType.UNKNOWN) | by_text
+        self.marker_ids = self._of(TokenType.USER_DEFINED) - self.control_ids
+
+    def _of(self, *kinds: TokenType) -> frozenset[int]:
+        wanted = set(map(int, kinds))  # plain ones are found at once: a vocabulary is read at each start
+        return frozenset(token for token, kind in enumerate(self.types) if kind in wanted)
 
     def _refuse_unknown(self) -> None:
         for key, value in self._metadata.items():

@@ -213,7 +213,7 @@ def test_log_probabilities_are_told_apart_by_their_last_bit() -> None:
     def digest(logprob: float, top: float = -2.0) -> str:
         digest = LogprobDigest()
         digest.add([TokenLogprobs(1, b"a", logprob, (TopLogprob(2, b"b", top),))])
-        return digest.hex()
+        return digest.hex(1)
 
     (bits,) = struct.unpack("<q", struct.pack("<d", -0.5))
     (other,) = struct.unpack("<d", struct.pack("<q", bits + 1))

@@ -28,6 +28,6 @@ class LogprobDigest:
             self._digest.update(struct.pack("<I", len(told)) + b"".join(struct.pack("<qd", *each) for each in told))
             self._behind.append(self._digest.digest())
 
-    def hex(self, tokens: int | None = None) -> str:
-        """What it is by now, or was behind the first `tokens` of those there are."""
-        return self._behind[-1 if tokens is None else min(tokens, len(self._behind) - 1)].hex()
+    def hex(self, tokens: int) -> str:
+        """What it was behind the first `tokens`, or behind the last of those there are."""
+        return self._behind[min(tokens, len(self._behind) - 1)].hex()
